@@ -26,16 +26,17 @@ def test_the_library_passes_its_tests_without_the_application(tmp_path):
     # An editable installation would find it elsewhere.
     blocked = 'import sys; sys.modules["gfn_rb.training"] = None'
     (tmp_path / "sitecustomize.py").write_text(blocked)
-    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *(f"tests/{each}" for each in CHOSEN)], cwd=tmp_path, capture_output=True,
-        text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=900,
-    )  # fmt: skip
+
+    def python(*words):
+        return subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=900,
+        )  # fmt: skip
+
+    chosen = [f"tests/{each}" for each in CHOSEN]
+    done = python("-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", *chosen)
     assert done.returncode == 0, done.stdout
     check = "import gfn_rb.envs, gfn_rb.losses, gfn_rb.remote, gfn_rb.interop.objectrl as last\n"
     check += f"assert last.__file__.startswith({str(tmp_path)!r})\nimport gfn_rb.training"
-    done = subprocess.run(
-        [sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60,
-    )  # fmt: skip
-    assert "ModuleNotFoundError: import of gfn_rb.training halted" in done.stderr
+    stopped = "ModuleNotFoundError: import of gfn_rb.training halted"
+    assert stopped in python("-c", check).stderr

@@ -15,12 +15,14 @@ from gfn_rb.training.config import find_config
 
 ROOT = Path(__file__).parents[2]
 TINY = {
-    "batch_size": 16,
-    "replay_ratio": 0.0,
-    "backward": "uniform",
-    "lr_log_z": 0.1,
-    "log_z": None,
-}
+    "batch_size": 16, "replay_ratio": 0.0, "backward": "uniform", "lr_log_z": 0.1, "log_z": None,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _found(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
 @pytest.mark.slow
@@ -32,9 +34,7 @@ TINY = {
         ("examples.graph_network:GraphConfig", {"n_nodes": 3, "width": 16, "lr": 3e-3, **TINY}, 60),
     ],
 )
-def test_an_example_learns(path, options, steps, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+def test_an_example_learns(path, options, steps):
     trainer = Trainer(find_config(path)(**options))
     before = trainer.measure()["total_variation"]
     losses = [trainer.step() for _ in range(steps)]
@@ -43,11 +43,6 @@ def test_an_example_learns(path, options, steps, monkeypatch):
 
 
 class TestTeams(EnumerableEnvConformance):
-    @pytest.fixture(autouse=True)
-    def _found(self, monkeypatch):
-        monkeypatch.syspath_prepend(ROOT)
-        monkeypatch.setattr(sys, "dont_write_bytecode", True)
-
     def make_env(self):
         from examples.own_environment import Teams
 

@@ -1,19 +1,26 @@
 """Modules of the user's own as policies and flows."""
 
+import json
+import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-from training.training_runs import SMALL, equal, timeless
+from training.training_runs import SMALL, equal, take, timeless
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.policies import ForwardPolicy, Networks
 from gfn_rb.policies.networks import OwnNetwork
-from gfn_rb.training import HyperGridConfig, ManagersOptions, Trainer, train
+from gfn_rb.training import HyperGridConfig, ManagersOptions, TrainConfig, Trainer, train
+from gfn_rb.training.cli import main
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 
 ENV = HyperGrid(2, 6)
 
@@ -24,6 +31,9 @@ def linear(env, out):
 
 def states():
     return TensorDict({"state": torch.tensor([[0, 0], [3, 5], [2, 1]])}, [3])
+
+
+NAMES = "forward must take 'state', and write 'logits', got"
 
 
 class Embedded(nn.Module):
@@ -58,22 +68,13 @@ class EmbeddedConfig(PlainConfig):
         return Networks(forward=module)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WideConfig(PlainConfig):
-    """The forward policy has one number too many."""
-
-    def make_networks(self, env):
-        return Networks(forward=linear(env, env.n_actions + 1))
-
-
 @pytest.mark.parametrize("config", [PlainConfig, EmbeddedConfig])
 @pytest.mark.parametrize("loss", ["tb", "db", "fm"])
 def test_they_are_trained_and_restored(config, loss, tmp_path):
     config = config(loss=loss, **SMALL)
     first, again = Trainer(config), Trainer(config)
     before = {name: value.clone() for name, value in first.loss.named_parameters()}
-    for _ in range(2):
-        first.step()
+    take(first, 2)
     changed = {n for n, value in first.loss.named_parameters() if not value.equal(before[n])}
     assert changed == before.keys()
     first.save(tmp_path / "checkpoint")
@@ -88,18 +89,13 @@ def test_a_module_says_what_it_says():
     module = linear(ENV, 1)
     flow = OwnNetwork(ENV, module, "flow", initial=2.5)
     td = flow(states())
-    torch.testing.assert_close(
-        td["log_flow"], module(ENV.encode(td["state"]))[:, 0] + 2.5, rtol=0, atol=0
-    )
-
-
-def test_a_shipped_policy_will_do_too():
-    policy = ForwardPolicy(ENV, (8,))
+    assert td["log_flow"].equal(module(ENV.encode(td["state"]))[:, 0] + 2.5)
+    policy = ForwardPolicy(ENV, (8,))  # a shipped one will do, too
     logits = OwnNetwork(ENV, policy, "forward")(states())["logits"]
     assert logits.equal(policy(states())["logits"])
 
 
-def test_conditions_stand_besidestates():
+def test_conditions_stand_beside_states():
     env = ConditionalHyperGrid(2, 5)
     width = env.encoded_size + env.encode_condition(env.sample_condition(1)).shape[1]
     OwnNetwork(env, nn.Linear(width, env.n_actions), "forward").check(env)
@@ -114,16 +110,8 @@ def test_conditions_stand_besidestates():
         (linear(ENV, 3), "backward", r"backward must return floats of shape \[2, 2\]"),
         (linear(ENV, 2), "flow", r"flow must return floats of shape \[2, 1\]"),
         (nn.Linear(5, 3), "forward", r"forward must take encoded states, float32 \[n, 12\], got"),
-        (
-            TensorDictModule(Embedded(3), ["state"], ["scores"]),
-            "forward",
-            "forward must take 'state', and write 'logits', got",
-        ),
-        (
-            TensorDictModule(Embedded(3), ["board"], ["logits"]),
-            "forward",
-            "forward must take 'state', and write 'logits', got",
-        ),
+        (TensorDictModule(Embedded(3), ["state"], ["scores"]), "forward", NAMES),
+        (TensorDictModule(Embedded(3), ["board"], ["logits"]), "forward", NAMES),
     ],
 )
 def test_one_that_does_not_fit_is_named(module, role, message):
@@ -131,21 +119,137 @@ def test_one_that_does_not_fit_is_named(module, role, message):
         OwnNetwork(ENV, module, role).check(ENV)
 
 
+def test_a_single_module_is_told_what_is_expected(unchecked, monkeypatch):
+    monkeypatch.setattr(PlainConfig, "make_networks", lambda self, env: linear(env, 3))
+    with pytest.raises(ArgumentError, match="make_networks must be a Networks, got a Sequential"):
+        Trainer(PlainConfig(**SMALL))
+
+
 @pytest.mark.parametrize("managers", [0, 1])
-def test_it_is_named_before_there_is_a_folder(managers, tmp_path):
+def test_it_is_named_before_there_is_a_folder(managers, tmp_path, monkeypatch):
+    monkeypatch.setattr(PlainConfig, "make_networks", lambda self, env: Networks(linear(env, 4)))
+    config = PlainConfig(managers=ManagersOptions(managers), out=tmp_path / "run", **SMALL)
     with pytest.raises(ArgumentError, match=r"networks\.forward must return floats"):
-        train(WideConfig(managers=ManagersOptions(managers), out=tmp_path / "run", **SMALL))
+        train(config)
     assert not (tmp_path / "run").exists()
 
 
+MODULE = '''
+from dataclasses import dataclass
+
+from gfn_rb.envs import HyperGrid
+from gfn_rb.training import HyperGridConfig, TrainConfig
+
+
 @dataclass(frozen=True, kw_only=True)
-class BareConfig(PlainConfig):
-    """Returns a module where several are expected."""
+class MyConfig(TrainConfig):
+    """A grid of my own."""
 
-    def make_networks(self, env):
-        return linear(env, env.n_actions)
+    size: int = 5
+    """Points along each side."""
+    lr: float = 1e-2
+
+    def make_env(self):
+        return HyperGrid(2, self.size, device=self.device)
 
 
-def test_a_single_module_is_told_what_is_expected(unchecked):
-    with pytest.raises(ArgumentError, match="make_networks must be a Networks, got a Sequential"):
-        Trainer(BareConfig(**SMALL))
+class Undecorated(HyperGridConfig):
+    more: int = 3
+
+
+class WithoutEnv(TrainConfig):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreadable(HyperGridConfig):
+    more: "Nowhere" = 3
+
+
+instance = MyConfig()
+'''
+QUICK = ["--batch-size", "4", "--hidden", "8", "--eval-every", "4", "--checkpoint-every", "2"]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch, request):
+    """Make a package in an empty folder, named after the test so that none is imported twice."""
+    name = f"mine{abs(hash(request.node.name))}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "module.py").write_text(MODULE)
+    (tmp_path / name / "broken.py").write_text("x = 1\nundefined\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return name
+
+
+@pytest.mark.slow
+def test_trained_and_resumed_by_its_path(package, capsys):
+    path = f"{package}.module:MyConfig"
+    assert main(["train", path, *QUICK, "--size", "6", "--steps", "4", "--workers", "1"]) == 0
+    folder = RunFolder(Path("runs/MyConfig-seed0-001"))
+    values = json.loads(folder.config.read_text())
+    assert (values["env"], values["size"], values["lr"]) == (path, 6, 1e-2)
+    assert read_metrics(folder.metrics)[-1]["reward_calls"] == "16"
+    assert main(["resume", str(folder.path), "--steps", "6"]) == 0
+    assert read_metrics(folder.metrics)[-1]["reward_calls"] == "24"
+    assert main(["inspect", str(folder.path)]) == 0
+    assert path in capsys.readouterr().out
+
+
+def test_help_shows_its_options(package, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", f"{package}.module:MyConfig", "--help"])
+    out = capsys.readouterr().out
+    assert "A grid of my own." in out
+    assert out.index("--patience") < out.index("--size") < out.index("draw options")
+    assert "Points along each side. (default: 5)" in out
+    assert out.count("--lr ") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (".module:Nothing", ".module:Nothing cannot be imported from"),
+        (".nowhere:MyConfig", "ModuleNotFoundError: No module named"),
+        (".broken:MyConfig", r"NameError: name 'undefined' is not .*broken\.py, line 2\)$"),
+        (".module:dataclass", "must be a subclass of gfn_rb.training.TrainConfig, got <function"),
+        (".module:instance", r"must be a subclass of gfn_rb.training.TrainConfig, got MyConfig\("),
+        (".module:HyperGrid", "must be a subclass of gfn_rb.training.TrainConfig, got <class"),
+        (".module:WithoutEnv", r"must have a method make_env\(self\), got none"),
+        (".module:Undecorated", r"@dataclass\(frozen=True, kw_only=True\), got a class whose more"),
+        (".module:Unreadable", "annotations that can be read: name 'Nowhere' is not defined"),
+    ],
+)
+def test_a_path_to_no_configuration_is_named(path, message, package, capsys):
+    assert main(["train", package + path, "--steps", "1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gfn-rb: {package}{path} ")
+    assert re.search(message, line)
+    assert not Path("runs").exists()
+
+
+def test_a_class_that_no_other_process_finds_is_refused():
+    @dataclass(frozen=True, kw_only=True)
+    class Local(HyperGridConfig):
+        """Made within a function."""
+
+    with pytest.raises(ArgumentError, match=r"a class that can be imported, got .*Local"):
+        train(Local(ndim=2, steps=1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(TrainConfig):
+    """Has an option that no JSON file holds."""
+
+    where: Path = Path("here")
+
+    def make_env(self) -> HyperGrid:
+        return HyperGrid(2, 4)
+
+
+def test_an_option_that_cannot_be_written_down_is_named():
+    with pytest.raises(ArgumentError, match="where must be a number, a word, true, false or None"):
+        Placed().validate()
+    assert Placed().to_dict()["env"] == f"{__name__}:Placed"
+    assert HyperGridConfig().to_dict()["env"] == "hypergrid"  # a shipped one keeps its name

@@ -1,5 +1,6 @@
 """Small configurations and comparisons that the tests of training share."""
 
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing.context import ForkServerContext
 
@@ -19,11 +20,7 @@ from gfn_rb.training import (
 )
 
 # What most tests of training look at are rows: trajectories, any of them, and as they came.
-KEPT = {
-    "top": KeepTop(unique=False),
-    "diverse": KeepDiverse(),
-    "recent": KeepRecent(unique=False),
-}
+KEPT = {"top": KeepTop(unique=False), "diverse": KeepDiverse(), "recent": KeepRecent(unique=False)}
 ROWS = {
     "keep": KEPT["top"], "compact": "none", "replay": "trajectories", "replay_ratio": 1.0,
     "regression": "squared", "lr": 3e-3,
@@ -71,17 +68,12 @@ def take(trainer, steps):
 
 def resumed_beside(whole, folder, steps):
     """Save a run, and let it and one that is restored take more steps; return that one, closed."""
-    try:
+    with closing(whole):
         whole.save(folder / "checkpoint")
         take(whole, steps)
-    finally:
-        whole.close()
-    restored = Trainer(whole.config)
-    try:
+    with closing(Trainer(whole.config)) as restored:
         restored.load(folder / "checkpoint")
         take(restored, steps)
-    finally:
-        restored.close()
     return restored
 
 

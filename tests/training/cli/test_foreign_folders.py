@@ -5,12 +5,12 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from training.cli.test_watching import MANAGER, WORKER
+from training.cli.test_tables import MANAGER, WORKER
 from training.training_runs import GRID
 
 from gfn_rb.checkpoint import save_state
@@ -24,16 +24,13 @@ FILES = {
     "config.json": {**GRID.to_dict(), "extra": {}},
     "ranks.json": {"size": 2, "command": "mpiexec -n 2 gfn-rb"},
     "report.json": {
-        "lost": {"3": "it died"},
-        "managers": [1],
-        "reward_calls": 96,
-        "modes_found": 4,
+        "lost": {"3": "it died"}, "managers": [1], "reward_calls": 96, "modes_found": 4,
         "ranks": {"0": {"measured": MEASURED, "counters": {"sent": 3, "fed": 2}}},
     },
     "status.json": WORKER,
     "status-rank1.json": MANAGER,
     "manager-rank1.json": {"stored": 9, "senders": {"0": {"items": 900, "fed": 77}}},
-}
+}  # fmt: skip
 OTHERS = ("metrics.csv", "checkpoint.gfnrb")
 COMMANDS = (["inspect", "run"], ["watch", "run", "--once"], ["compare", "run"])
 
@@ -79,8 +76,15 @@ def check(capsys, words):
     return code
 
 
-def test_a_sound_folder_is_shown(capsys):
-    assert [check(capsys, words) for words in COMMANDS] == [0, 0, 0]
+@contextmanager
+def written(file, text):
+    """Let a file hold another text for a while."""
+    before = file.read_text()
+    file.write_text(text)
+    try:
+        yield
+    finally:
+        file.write_text(before)
 
 
 PLACES = [
@@ -114,13 +118,9 @@ def test_any_values_are_shown_or_refused(where, value, place, capsys):
     for parent in parents:
         at = at[parent]
     at[last] = value
-    file = place / "run" / name
-    try:
-        file.write_text(json.dumps(values["all"]))
+    with written(place / "run" / name, json.dumps(values["all"])):
         for words in COMMANDS:
             check(capsys, words)
-    finally:
-        file.write_text(json.dumps(FILES[name]))
 
 
 @pytest.mark.parametrize(
@@ -134,24 +134,19 @@ def test_any_values_are_shown_or_refused(where, value, place, capsys):
     ],
 )  # fmt: skip
 def test_any_table_is_shown_or_refused(table, place, capsys):
-    file = place / "run" / "metrics.csv"
-    before = file.read_text()
-    try:
-        file.write_text(table)
+    with written(place / "run" / "metrics.csv", table):
         for words in COMMANDS:
             check(capsys, words)
-    finally:
-        file.write_text(before)
 
 
 def _socket(path):
     with socket.socket(socket.AF_UNIX) as each:
-        each.bind(path.name if Path.cwd() == path.parent else os.path.relpath(path))
+        each.bind(os.path.relpath(path))
 
 
 def _sparse(path):
-    with path.open("wb") as stream:
-        stream.truncate(1 << 40)
+    path.touch()
+    os.truncate(path, 1 << 40)
 
 
 KINDS = {
@@ -191,35 +186,26 @@ def test_a_class_is_imported_by_resume_alone_and_from_elsewhere(
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})
-    file = place / "run" / "config.json"
-    code = place / "run" / "foreign_module.py"
-    try:
-        file.write_text(json.dumps({**GRID.to_dict(), "env": f"{module}:MyConfig"}))
-        RunFolder(place / "run").ranks.unlink()
-        code.write_text(EVIL)
-        if inside:
-            monkeypatch.chdir(place / "run")
-        run = "." if inside else "run"
+    run, code = ("." if inside else "run"), place / "run" / "foreign_module.py"
+    code.write_text(EVIL)
+    if inside:
+        monkeypatch.chdir(place / "run")
+    config = json.dumps({**GRID.to_dict(), "env": f"{module}:MyConfig"})
+    files = place / "run" / "config.json", place / "run" / "ranks.json"
+    with written(files[0], config), written(files[1], '{"size": 1}'):
         for words in (["inspect", run], ["watch", run, "--once"], ["compare", run]):
             assert check(capsys, words) == 0
         assert main(["resume", run]) == 2
-        err = capsys.readouterr().err
-        assert err.startswith(f"importing '{module}:MyConfig', as ")
-        assert "must not be imported from" in err or "No module named" in err
-        assert not (place / "imported").exists()
-        assert not (place / "run" / "imported").exists()
-    finally:
-        code.unlink()
-        file.write_text(json.dumps(FILES["config.json"]))
-        RunFolder(place / "run").ranks.write_text(json.dumps(FILES["ranks.json"]))
+    code.unlink()
+    err = capsys.readouterr().err
+    assert err.startswith(f"importing '{module}:MyConfig', as ")
+    assert "must not be imported from" in err or "No module named" in err
+    assert not (place / "imported").exists()
+    assert not (place / "run" / "imported").exists()
 
 
-def test_a_formula_in_a_name_is_drawn_as_text(place, tmp_path, monkeypatch):
+def test_a_formula_in_a_name_is_drawn_as_text(place, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    file = place / "run" / "config.json"
-    try:
-        file.write_text(json.dumps({**FILES["config.json"], "env": "$\\frac$"}))
-        assert main(["compare", "run", "--out", str(tmp_path / "picture.svg")]) == 0
-    finally:
-        file.write_text(json.dumps(FILES["config.json"]))
+    with written(place / "run" / "config.json", json.dumps({**GRID.to_dict(), "env": "$\\frac$"})):
+        assert main(["compare", "run", "--out", "picture.svg"]) == 0

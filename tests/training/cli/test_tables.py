@@ -7,26 +7,17 @@ from rich.console import Console
 from training.training_runs import GRID, RNA, WARM_GRID, trained
 
 from gfn_rb.checkpoint import save_state
-from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.errors import CheckpointCorruptError
 from gfn_rb.training.cli import main
-from gfn_rb.training.cli.tables import inspection, ranks_tables, result_table
+from gfn_rb.training.cli.tables import RunWatch, inspection, ranks_tables, result_table
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 ROW = {
-    "step": 1500,
-    "reward_calls": 12_000,
-    "distinct_reward_calls": 36,
-    "modes_found": 3,
-    "top_100_score": 0.55555,
-    "log_z": 2.5,
-    "total_variation": 0.12345,
-    "jensen_shannon_distance": 0.2,
-    "time_total": 10.0,
-    "time_rollout": 4.0,
-    "time_buffer": 1.0,
-    "time_learning": 2.5,
-    "time_evaluation": 2.0,
-}
+    "step": 1500, "reward_calls": 12_000, "distinct_reward_calls": 36, "modes_found": 3,
+    "top_100_score": 0.55555, "log_z": 2.5, "total_variation": 0.12345,
+    "jensen_shannon_distance": 0.2, "time_total": 10.0, "time_rollout": 4.0, "time_buffer": 1.0,
+    "time_learning": 2.5, "time_evaluation": 2.0,
+}  # fmt: skip
 
 
 def lines(*tables):
@@ -39,6 +30,7 @@ def lines(*tables):
 
 def test_the_final_table_states_what_came_out():
     trainer = trained(GRID, 1)  # log Z is log(16 * 0.6 + 20 * 0.1) = log 11.6
+    assert result_table(trainer, ROW).title == "hypergrid, 1,500 steps of 8, seed 0"
     assert lines(result_table(trainer, ROW)) == {
         "total variation, policy to target": "0.1235 (exact)",
         "Jensen-Shannon distance": "0.2000 (exact)",
@@ -55,34 +47,19 @@ def test_the_final_table_states_what_came_out():
     }
 
 
-def test_what_is_not_known_is_not_shown():
-    row = {k: v for k, v in ROW.items() if k not in ("total_variation", "jensen_shannon_distance")}
-    shown = lines(result_table(trained(RNA, 1), {**row, "modes_found": 1234}))
-    assert "total variation, policy to target" not in shown
-    assert shown["log Z"] == "2.500"
-    assert shown["modes found"] == "1,234"
-    assert shown["mean score of the best 100"] == "0.5555"
-
-
 def test_what_was_measured_besides_is_shown():
     more = {"spearman": 0.5, "elbo": 2.25, "eubo": None, "separated_modes": 1200}
-    shown = lines(result_table(trained(GRID, 1), {**ROW, **more}))
+    shown = lines(result_table(trained(WARM_GRID, 1), {**ROW, **more}))
+    assert shown["total variation, policy to target"] == "0.1235 (exact, mean over 5 conditions)"
+    assert "true" in shown["log Z"]
     assert shown["Spearman, log P(x) with log R(x)"] == "0.5000"
     assert shown["evidence lower bound"] == "2.2500"
     assert shown["modes by distance"] == "1,200"
     assert "evidence upper bound" not in shown
-
-
-def test_means_over_conditions_are_called_so():
-    shown = lines(result_table(trained(WARM_GRID, 1), ROW))
-    title = "total variation, policy to target"
-    assert shown[title] == "0.1235 (exact, mean over 5 conditions)"
-    assert "true" in shown["log Z"]
-
-
-def test_the_title_says_what_was_run():
-    title = result_table(trained(GRID, 1), ROW).title
-    assert title == "hypergrid, 1,500 steps of 8, seed 0"
+    row = {name: ROW[name] for name in ROW if name not in ("modes_found", "total_variation")}
+    shown = lines(result_table(trained(RNA, 1), {**row, "modes_found": 1234}))
+    assert "total variation, policy to target" not in shown
+    assert (shown["log Z"], shown["modes found"]) == ("2.500", "1,234")
 
 
 def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
@@ -121,13 +98,6 @@ def test_a_checkpoint_is_shown_alone(tmp_path):
     assert "policies" in shown["values"]
     save_state(tmp_path / "state", {"mine": 3})
     assert lines(*inspection(tmp_path / "state"))["values"] == "mine"
-
-
-def test_what_cannot_be_shown_is_named(tmp_path):
-    with pytest.raises(ArgumentError, match="path must be a run folder or a checkpoint, got"):
-        inspection(tmp_path / "nothing")
-    with pytest.raises(ArgumentError, match=r"run must be a folder that holds a config\.json"):
-        inspection(tmp_path)
     (tmp_path / "text").write_text("hello")
     with pytest.raises(CheckpointCorruptError):
         inspection(tmp_path / "text")
@@ -135,16 +105,14 @@ def test_what_cannot_be_shown_is_named(tmp_path):
 
 def test_what_each_rank_did_stands_below(tmp_path):
     measured = {"reward_calls": 1200, "modes_found": 40, "total_variation": 0.25}
-    report = {
-        "lost": {"2": "its process died"},
-        "managers": [3, 4],
-        "reward_calls": 2400,
-        "modes_found": 61,
-        "ranks": {
-            "0": {"measured": measured, "counters": {"sent": 900, "fed": 77}},
-            "1": {"measured": {"reward_calls": 1200, "modes_found": 39}, "counters": {}},
-        },
+    ranks = {
+        "0": {"measured": measured, "counters": {"sent": 900, "fed": 77}},
+        "1": {"measured": {"reward_calls": 1200, "modes_found": 39}, "counters": {}},
     }
+    report = {
+        "lost": {"2": "its process died"}, "managers": [3, 4], "reward_calls": 2400,
+        "modes_found": 61, "ranks": ranks,
+    }  # fmt: skip
     folder = RunFolder(tmp_path)
     assert ranks_tables(folder) == []  # a run of one rank writes no such report
     folder.ranks_report.write_text(json.dumps(report))
@@ -155,19 +123,99 @@ def test_what_each_rank_did_stands_below(tmp_path):
     assert lines(*inspection(tmp_path))["together"].split() == ["2,400", "61"]
     (table,) = ranks_tables(folder)
     assert table.caption == "rank 2 was lost: its process died"
-    assert {name: row.split() for name, row in lines(table).items()} == {
-        "rank 0": ["1,200", "40", "0.2500", "900", "77"],
-        "rank 1": ["1,200", "39"],
-        "together": ["2,400", "61"],
-        "manager 3": ["80", "1,000", "950"],
-        "reward calls": [
-            "modes",
-            "found",
-            "total",
-            "variation",
-            "sent",
-            "fed",
-            "received",
-            "stored",
-        ],
+    assert {name: " ".join(row.split()) for name, row in lines(table).items()} == {
+        "rank 0": "1,200 40 0.2500 900 77",
+        "rank 1": "1,200 39",
+        "together": "2,400 61",
+        "manager 3": "80 1,000 950",
+        "reward calls": "modes found total variation sent fed received stored",
     }
+
+
+WORKER = {
+    "role": "worker", "host": "node01", "process": 7, "state": "running", "time": 1000.0,
+    "rates": {"steps": 12.5, "calls": 100.0}, "counts": {"steps": 1200, "calls": 9600, "sent": 40,
+    "fed": 8}, "of_steps": 2000, "modes_found": 3, "loss": 0.25, "mean_age": None,
+    "lost": {"2": "it died"},
+}  # fmt: skip
+MANAGER = {
+    "role": "manager", "host": "node02", "process": 8, "state": "done", "time": 990.0,
+    "rates": {"steps": 4.0}, "counts": {"steps": 5, "sent": 40, "fed": 8}, "stored": 39, "lost": {},
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = RunFolder.create(type(GRID)(out=tmp_path / "run"))
+    folder.ranks.write_text(json.dumps({"size": 3}))
+    for rank, status in ((0, WORKER), (1, MANAGER)):
+        RunFolder(folder.path, rank).status.write_text(json.dumps(status))
+    return folder
+
+
+def end_all(run, *states):
+    for rank, state in enumerate(states):
+        status = json.dumps({**WORKER, "state": state})
+        RunFolder(run.path, rank).status.write_text(status)
+
+
+def words(watch):
+    return [line.split() for line in watch.lines(1004.0)]
+
+
+def test_each_rank_is_a_line_and_each_loss(run):
+    watch = RunWatch(run.path)
+    watch.read()
+    heading, worker, manager, silent, _, counts, *counted, lost = words(watch)
+    assert heading[:5] == ["rank", "role", "host", "state", "steps"]
+    assert " ".join(worker) == "0 worker node01 running 1,200 of 2,000 12.5 4 s ago"
+    assert " ".join(manager) == "1 manager node02 done 5 4.0 14 s ago"
+    assert silent == ["2", "silent"]
+    assert counts[:3] == ["rank", "calls", "per"]
+    assert [*map(" ".join, counted)] == ["0 9,600 100.0 3 0.2500 40 8", "1 40 8 39", "2"]
+    assert " ".join(lost) == "rank 0 has lost rank 2: it died"
+    lines = [*watch.lines(1004.0)]
+    assert len({len(line) for line in lines[:4]}) == len({len(line) for line in lines[5:9]}) == 1
+
+
+def test_long_runs_on_far_machines_fit_80_columns(run):
+    counts = {"steps": 90_000, "calls": 2_880_000, "sent": 720_000, "fed": 360_000}
+    rates = {"steps": 123.4, "calls": 12_345.6}
+    more = {"loss": 12.3456, "mean_age": 1234.5, "stored": 100_000, "of_steps": 100_000}
+    long = {**WORKER, **more, "host": "compute-node-17.cluster.example.org", "lost": {}}
+    run.status.write_text(json.dumps({**long, "counts": counts, "rates": rates, "time": 1.0}))
+    watch = RunWatch(run.path)
+    watch.read()
+    assert max(map(len, watch.lines(1004.0))) <= 80
+
+
+def test_a_run_has_ended_when_all_its_ranks_have(run):
+    watch = RunWatch(run.path)
+    watch.read()
+    before = words(watch)
+    run.status.unlink()
+    watch.read()
+    assert words(watch) == before  # what cannot be read for a moment is what it was
+    assert not watch.has_ended
+    end_all(run, "done", "stopped", "done")
+    watch.read()
+    assert watch.has_ended
+
+
+def test_where_there_is_no_terminal_it_is_shown_once(run, tmp_path, capsys):
+    assert main(["watch", str(tmp_path)]) == 2
+    assert "run must be a folder that holds a config.json" in capsys.readouterr().err
+    assert main(["watch", str(run.path)]) == 0
+    assert main(["watch", str(run.path), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("rank 0 has lost rank 2") == 2
+    assert "\x1b" not in out
+
+
+def test_on_a_terminal_it_is_shown_until_the_run_has_ended(run, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("COLUMNS", "200")
+    sleep = "gfn_rb.training.cli.commands.time.sleep"
+    monkeypatch.setattr(sleep, lambda seconds: end_all(run, "done", "done", "done"))
+    assert main(["watch", str(run.path)]) == 0
+    assert "done" in capsys.readouterr().out

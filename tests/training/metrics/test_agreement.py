@@ -8,9 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.special import rel_entr
+from torch import Tensor
 
-from gfn_rb.errors import ShapeError
-from gfn_rb.training.metrics import accuracy, pearson, spearman
+from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.training.metrics import (
+    accuracy,
+    jensen_shannon_distance,
+    pearson,
+    spearman,
+    total_variation,
+)
 
 PAIRS = st.lists(st.tuples(st.integers(-4, 4), st.floats(-3, 3, width=16)), min_size=2, max_size=12)
 
@@ -33,22 +41,12 @@ def test_correlations_by_hand() -> None:
     assert pearson(x, x.exp()) < 0.95
     # Ranks 1, 2, 3, 4 and 1.5, 1.5, 3.5, 3.5.
     assert spearman(x, torch.tensor([7.0, 7.0, 9.0, 9.0])) == pytest.approx(2 / math.sqrt(5))
-
-
-def test_of_what_is_constant_there_is_no_correlation() -> None:
-    one = torch.ones(3)
-    assert math.isnan(pearson(one, torch.arange(3.0)))
-    assert math.isnan(spearman(torch.arange(3.0), one))
-
-
-def test_far_from_zero_no_digits_are_lost() -> None:
-    x = torch.arange(5.0).double() * 1e-6 + 1e4
-    assert pearson(x, torch.arange(5.0)) == pytest.approx(1, abs=1e-6)
-
-
-def test_vectors_must_have_one_length() -> None:
-    with pytest.raises(ShapeError, match=r"got shapes \[2\] and \[3\]"):
-        pearson(torch.ones(2), torch.ones(3))
+    # Of a constant there is no correlation; far from zero no digits are lost.
+    assert math.isnan(pearson(torch.ones(4), x))
+    assert math.isnan(spearman(x, torch.ones(4)))
+    assert pearson(x.double() * 1e-6 + 1e4, x) == pytest.approx(1, abs=1e-6)
+    with pytest.raises(ShapeError, match=r"got shapes \[2\] and \[4\]"):
+        pearson(torch.ones(2), x)
 
 
 def test_accuracy_by_hand() -> None:
@@ -57,3 +55,49 @@ def test_accuracy_by_hand() -> None:
     weighted = accuracy(torch.tensor([0.1, 0.3]), 0.4, torch.tensor([0.75, 0.25]).double())
     assert weighted == pytest.approx(0.15 / 0.4)
     assert math.isnan(accuracy(torch.zeros(2), 0.0))
+
+
+def log(*p: float) -> Tensor:
+    return torch.tensor(p, dtype=torch.float64).log()
+
+
+def test_distances_by_hand() -> None:
+    """For Jensen-Shannon p = (1, 0), q = (1/2, 1/2), m = (3/4, 1/4)."""
+    assert total_variation(log(0.5, 0.5, 0), log(0.25, 0.25, 0.5)) == pytest.approx(0.5)
+    expected = 0.5 * (math.log(4 / 3) + 0.5 * math.log(2 / 3) + 0.5 * math.log(2))
+    result = jensen_shannon_distance(log(1, 0), log(0.5, 0.5))
+    assert result == pytest.approx(math.sqrt(expected), abs=1e-15)
+    assert total_variation(log(1, 0), log(0, 1)) == 1.0
+    assert jensen_shannon_distance(log(1, 0), log(0, 1)) == pytest.approx(math.sqrt(math.log(2)))
+    for distance in (total_variation, jensen_shannon_distance):
+        assert distance(log(0.3, 0.7), log(0.3, 0.7)) == 0.0
+        p, q = torch.tensor([0.3, 0.7]).log(), torch.tensor([0.30001, 0.69999]).log()
+        assert distance(p, q) == distance(p.double(), q.double())  # computed in float64
+
+
+probabilities = st.lists(
+    st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 1)), st.floats(1e-6, 1)),
+    min_size=1,
+    max_size=8,
+).filter(lambda pairs: sum(p for p, _ in pairs) > 0)
+
+
+@given(probabilities)
+def test_distances_against_numpy_and_scipy(pairs: list[tuple[float, float]]) -> None:
+    p, q = (np.array(side) / sum(side) for side in zip(*pairs, strict=True))
+    log_p, log_q = log(*p), log(*q)
+    assert total_variation(log_p, log_q) == pytest.approx(0.5 * np.abs(p - q).sum(), abs=1e-12)
+    m = (p + q) / 2
+    expected = 0.5 * (rel_entr(p, m).sum() + rel_entr(q, m).sum())
+    assert jensen_shannon_distance(log_p, log_q) ** 2 == pytest.approx(expected, abs=1e-12)
+    assert jensen_shannon_distance(log_q, log_p) == jensen_shannon_distance(log_p, log_q)
+
+
+@pytest.mark.parametrize("distance", [total_variation, jensen_shannon_distance])
+def test_wrong_arguments(distance) -> None:
+    with pytest.raises(ShapeError, match=r"got shapes \[2\] and \[1\]"):
+        distance(log(0.5, 0.5), log(1))
+    with pytest.raises(ShapeError, match=r"got shapes \[1, 1\]"):
+        distance(log(1)[None], log(1)[None])
+    with pytest.raises(NaNError, match="log_q must hold"):
+        distance(log(1), log(float("nan")))

@@ -70,11 +70,8 @@ def test_the_mean_weight_of_fresh_samples_is_the_elbo():
 
 
 def test_the_mean_weight_of_samples_of_the_target_is_the_eubo():
-    weighted = [
-        math.exp(LOG_R[x] + log_pb) / Z * w
-        for (x, _, log_pb), w in zip(TRAJECTORIES, WEIGHTS, strict=True)
-    ]
-    eubo = sum(weighted)
+    listed = zip(TRAJECTORIES, WEIGHTS, strict=True)
+    eubo = sum(math.exp(LOG_R[x] + log_pb) / Z * w for (x, _, log_pb), w in listed)
     assert eubo > math.log(Z) + 0.1
     x = draw_from_target(ENV, N, generator=seeded())
     back = Sampler(PB).sample_trajectories(ENV, states=x, generator=seeded(1))
@@ -82,14 +79,11 @@ def test_the_mean_weight_of_samples_of_the_target_is_the_eubo():
 
 
 def test_the_target_is_drawn_from_exactly():
-    x = draw_from_target(ENV, N, generator=seeded(3))
-    counts = ENV.terminating_index(x).bincount(minlength=9)
-    assert chi_square_p(counts, ENV.target_log_prob().exp()) > 1e-3
-    warm = ConditionalHyperGrid(1, 4)
-    beta = torch.tensor([1.5])
-    x = draw_from_target(warm, N, condition=beta, generator=seeded(4))
-    counts = warm.terminating_index(x).bincount(minlength=4)
-    assert chi_square_p(counts, warm.target_log_prob(beta).exp()) > 1e-3
+    for env, beta in ((ENV, None), (ConditionalHyperGrid(1, 4), torch.tensor([1.5]))):
+        p = env.target_log_prob(beta).exp()
+        x = draw_from_target(env, N, condition=beta, generator=seeded(3))
+        counts = env.terminating_index(x).bincount(minlength=len(p))
+        assert chi_square_p(counts, p) > 1e-3
 
 
 def test_log_p_is_estimated_by_backward_trajectories():
@@ -127,26 +121,17 @@ def test_where_one_path_leads_to_a_state_one_trajectory_is_exact():
 
 def test_a_certain_way_back_is_gone_once(monkeypatch):
     env, calls = TFBind8(), []
-    back = linear_policy(env, True)
-    original = Sampler.sample_trajectories
-    monkeypatch.setattr(
-        Sampler,
-        "sample_trajectories",
-        lambda self, env, states, **kw: (
-            calls.append(len(states)) or original(self, env, states=states, **kw)
-        ),
-    )
+    back, original = linear_policy(env, True), Sampler.sample_trajectories
+
+    def counted(self, env, states, **options):
+        calls.append(len(states))
+        return original(self, env, states=states, **options)
+
+    monkeypatch.setattr(Sampler, "sample_trajectories", counted)
+    monkeypatch.setattr(HyperGrid, "log_reward", None)  # nor is a reward asked for
     estimate_log_probs(linear_policy(env, False), back, env, env.terminating_states()[:50], 10)
     assert calls == [50]
     estimate_log_probs(PF, PB, ENV, ENV.terminating_states(), 10)
-    assert calls == [50, 9, 36]  # more than one way leads to (1, 1), (1, 2), (2, 1) and (2, 2)
-
-
-def test_rewards_are_not_asked_for(monkeypatch):
-    monkeypatch.setattr(HyperGrid, "log_reward", None)
-    assert len(estimate_log_probs(PF, PB, ENV, ENV.source(3), 2)) == 3
-
-
-def test_no_trajectory_is_too_few():
     with pytest.raises(ArgumentError, match="k must be at least 1, got 0"):
         estimate_log_probs(PF, PB, ENV, ENV.source(1), 0)
+    assert calls == [50, 9, 36]  # more than one way leads to (1, 1), (1, 2), (2, 1) and (2, 2)

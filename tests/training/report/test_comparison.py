@@ -10,11 +10,13 @@ from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli.comparison import comparison_lines, comparison_table
 from gfn_rb.training.report.comparison import compare_runs, draw_comparison, write_comparison
 
+ENV = "my.module:MyConfig"
+
 
 def write_run(path, rows, ranks=None, **options):
     """A folder as another version may have made it, of an environment that is not here."""
     path.mkdir()
-    config = {"env": "my.module:MyConfig", "seed": 0, "draw": "rank", **options}
+    config = {"env": ENV, "seed": 0, "draw": "rank", **options}
     (path / "config.json").write_text(json.dumps(config))
     names = "step,reward_calls,modes_found,total_variation,loss,log_z,mine,time_total"
     for rank, table in enumerate([rows] if ranks is None else rows):
@@ -66,34 +68,34 @@ def test_seeds_of_a_configuration_are_averaged(runs):
 
 
 def test_configurations_are_compared_at_equal_calls(runs):
+    with (runs[0] / "metrics.csv").open("a") as stream:
+        stream.write("3,300,1")  # a row cut by a kill is passed over
     comparison = compare_runs(runs)
     assert [each.label for each in comparison.configurations] == ["draw=rank", "draw=softmax"]
     modes = values(comparison, "modes_found")
     assert modes["draw=softmax"][0] == pytest.approx(20)  # half of its way
     assert math.isnan(modes["draw=softmax"][1])
-    earlier = compare_runs(runs, ["modes_found"], calls=50)
+    earlier = compare_runs(runs, ["modes_found", "log_z"], calls=50)
     assert values(earlier, "modes_found")["draw=rank"][0] == pytest.approx(11 / 4)
+    # Log Z before training is passed over.
+    assert all(math.isnan(mean) for mean, _ in values(earlier, "log_z").values())
+    assert values(earlier._replace(calls=150), "log_z")["draw=rank"][0] == 5
 
 
 def test_the_best_is_known_where_the_way_is(runs):
     comparison = compare_runs(runs, ["modes_found", "total_variation", "time_total", "log_z"])
-    best = [comparison.best(metric) for metric in comparison.metrics]
-    assert [each and each.label for each in best] == [
-        "draw=softmax", "draw=rank", "draw=softmax", None,
-    ]  # fmt: skip
+    best = [each and each.label for each in map(comparison.best, comparison.metrics)]
+    assert best == ["draw=softmax", "draw=rank", "draw=softmax", None]
     assert compare_runs(runs[:2]).best("modes_found") is None  # of one configuration
 
 
 def test_labels_name_all_that_differs(tmp_path):
-    three = [
-        write_run(tmp_path / "a", rows(1, 0.5), keep="top", hidden=[8]),
-        write_run(tmp_path / "b", rows(1, 0.5), keep="recent", hidden=[8, 8]),
-        write_run(tmp_path / "c", rows(1, 0.5), keep="recent", hidden=[8, 8], lr=0.1),
-    ]
+    options = ({"keep": "top", "hidden": [8]}, {"keep": "recent"}, {"keep": "recent", "lr": 0.1})
+    three = [write_run(tmp_path / str(i), rows(1, 0.5), **each) for i, each in enumerate(options)]
     assert [each.label for each in compare_runs(three).configurations] == [
         "keep=top, hidden=[8], lr=None",
-        "keep=recent, hidden=[8, 8], lr=None",
-        "keep=recent, hidden=[8, 8], lr=0.1",
+        "keep=recent, hidden=None, lr=None",
+        "keep=recent, hidden=None, lr=0.1",
     ]
 
 
@@ -108,34 +110,19 @@ def test_of_several_ranks_calls_are_summed_and_the_rest_averaged(tmp_path):
     assert labels == ["ranks=3", "ranks=1"]
 
 
-def test_log_z_before_training_is_passed_over(runs):
-    comparison = compare_runs(runs, ["log_z", "loss"], calls=50)
-    assert all(math.isnan(mean) for mean, _ in values(comparison, "log_z").values())
-    assert values(comparison._replace(calls=150), "log_z")["draw=rank"][0] == 5
-
-
-# What is printed and drawn.
-
-
-def test_plain_lines_are_aligned(runs):
-    title, *lines = comparison_lines(compare_runs(runs, ["modes_found", "total_variation"]))
-    assert title == (
-        "my.module:MyConfig after 200 reward calls, mean ± standard deviation over seeds"
-    )
+def test_plain_lines_are_aligned_and_the_table_has_the_same_words(runs):
+    comparison = compare_runs(runs, ["modes_found", "total_variation"])
+    title, *lines = comparison_lines(comparison)
+    assert title == f"{ENV} after 200 reward calls, mean ± standard deviation over seeds"
     assert lines[0].split()[:3] == ["configuration", "seeds", "modes"]
     assert lines[1] == "draw=rank          2   11.0 ± 1.4  0.2500 ± 0.0707  2.0000 ± 0.0000"
     assert lines[2] == "draw=softmax       1         20.0           0.6000           1.3333"
     assert len(set(map(len, lines))) == 1
-
-
-def test_the_table_has_the_same_words(runs):
-    comparison = compare_runs(runs, ["modes_found", "total_variation"])
-    table = comparison_table(comparison)
-    cells = [[str(cell) for cell in column.cells] for column in table.columns]
-    assert cells[2] == ["11.0 ± 1.4", "20.0"]
-    styles = [[cell.style for cell in column.cells] for column in table.columns]
-    assert styles[2:4] == [["", "bold"], ["bold", ""]]
-    assert [str(column.header) for column in table.columns][1:3] == ["seeds", "modes found"]
+    columns = comparison_table(comparison).columns
+    assert [str(cell) for cell in columns[2].cells] == ["11.0 ± 1.4", "20.0"]
+    styles = [[cell.style for cell in column.cells] for column in columns[2:4]]
+    assert styles == [["", "bold"], ["bold", ""]]
+    assert [str(column.header) for column in columns[1:3]] == ["seeds", "modes found"]
 
 
 def test_the_picture_shows_means_and_spread(runs):
@@ -161,61 +148,39 @@ def test_the_picture_is_written_in_the_format_of_its_name(runs, tmp_path):
         write_comparison(tmp_path / "c.doc", comparison)
 
 
-# Mistakes.
-
-
-def refused(paths, *args, **kwargs):
+def refused(*paths, **options):
     with pytest.raises(ArgumentError) as caught:
-        compare_runs(paths, *args, **kwargs)
+        compare_runs(paths, **options)
     (line,) = str(caught.value).splitlines()
     return line
 
 
 def test_what_cannot_be_compared_is_named_in_one_line(runs, tmp_path):
     a, b, c = runs
-    assert refused([]) == "runs must be at least one folder, got none"
-    assert refused([tmp_path]) == (f"run must be a folder that holds a config.json, got {tmp_path}")
     other = write_run(tmp_path / "d", rows(1, 0.5), env="tfbind8")
-    assert refused([a, other]) == (
-        f"runs must be of one environment, got 'my.module:MyConfig' in {a} and 'tfbind8' in {other}"
-    )
-    assert refused([a, c, a]) == (
-        f"runs must differ in an option or in their seed, got {a} and {a}, both of seed 0"
-    )
-    assert refused([a, b], ["mine"]) == (
-        "metrics must be among step, reward_calls, modes_found, total_variation, loss, log_z, "
-        f"time_total, which {a} measured, got 'mine'"
-    )
+    assert refused() == "runs must be at least one folder, got none"
+    assert refused(tmp_path).startswith("run must be a folder that holds a config.json, got ")
+    assert refused(a, other).endswith(f"got {ENV!r} in {a} and 'tfbind8' in {other}")
+    assert refused(a, c, a).endswith(f"in their seed, got {a} and {a}, both of seed 0")
+    assert refused(a, b, metrics=["mine"]).endswith(f"time_total, which {a} measured, got 'mine'")
     for calls in (0, 201):
-        assert refused([c, a], calls=calls) == (
-            f"calls must be in [1, 200], as many as {a} took, got {calls}"
-        )
+        why = f"calls must be in [1, 200], as many as {a} took, got {calls}"
+        assert refused(c, a, calls=calls) == why
+    metrics = a / "metrics.csv"
+    for text, why in (("step\n", f"{metrics} without rows"), (None, f"{a} without metrics.csv")):
+        metrics.unlink() if text is None else metrics.write_text(text)
+        assert refused(a) == f"runs must have measured something, got {why}"
 
 
-def test_a_run_without_rows_is_named(runs, tmp_path):
-    metrics = runs[0] / "metrics.csv"
-    metrics.write_text(metrics.read_text().splitlines()[0] + "\n")
-    assert refused(runs) == f"runs must have measured something, got {metrics} without rows"
-    metrics.unlink()
-    assert refused(runs) == (
-        f"runs must have measured something, got {runs[0]} without metrics.csv"
-    )
-
-
-def test_damaged_files_are_named(runs):
-    metrics = runs[0] / "metrics.csv"
-    metrics.write_text(metrics.read_text() + "3,many,1,1,1,1,1,1\n")
-    with pytest.raises(CheckpointCorruptError, match=r"metrics.csv must hold numbers: .*'many'"):
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("metrics.csv", "reward_calls\nmany\n", "metrics.csv must hold numbers: .*'many'"),
+        ("config.json", "{", "config.json is no JSON"),
+        ("config.json", "{}", "config.json names no environment"),
+    ],
+)
+def test_damaged_files_are_named(file, text, message, runs):
+    (runs[0] / file).write_text(text)
+    with pytest.raises(CheckpointCorruptError, match=message):
         compare_runs(runs)
-    (runs[0] / "config.json").write_text("{")
-    with pytest.raises(CheckpointCorruptError, match=r"config.json is no JSON"):
-        compare_runs(runs)
-    (runs[0] / "config.json").write_text("{}")
-    with pytest.raises(CheckpointCorruptError, match=r"config.json names no environment"):
-        compare_runs(runs)
-
-
-def test_a_row_cut_by_a_kill_is_passed_over(runs):
-    metrics = runs[0] / "metrics.csv"
-    metrics.write_text(metrics.read_text() + "3,300,1")
-    assert compare_runs(runs[:1]).calls == 200

@@ -1,11 +1,12 @@
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
-from training.training_runs import BITS, GRID, RNA, WARM_GRID, grid, take, trained
+from training.training_runs import BITS, GRID, RNA, WARM_GRID, equal, grid, take, timeless, trained
 
 from gfn_rb.training import MetricsOptions, SeparatedModesOptions
 from gfn_rb.training.report import OtherRanks, ReportData, draw_report, expected_modes, write_report
@@ -54,8 +55,6 @@ def test_expected_modes_by_hand():
     )
 
 
-# Panels follow what a task has.
-
 ALWAYS = ["Loss (tb)", "log Z"]
 EXACT = ["Distance from policy to target", "Agreement of policy and target"]
 
@@ -72,31 +71,21 @@ EXACT = ["Distance from policy to target", "Agreement of policy and target"]
 )
 def test_what_a_task_has_is_shown(config, shown):
     trainer = finished(config, 3)
-    found = trainer.discovery.modes_found
-    assert list(panels(trainer)) == shown[0 if found or "Modes found" not in shown else 1 :]
+    found, drawn = trainer.discovery.modes_found, panels(trainer)
+    assert list(drawn) == shown[0 if found or "Modes found" not in shown else 1 :]
+    for axes in drawn.values():
+        assert axes.get_xlabel() and axes.get_ylabel() and axes.get_legend() is not None  # noqa: PT018
     headline = draw_report(ReportData(trainer, trainer.history)).get_suptitle()
     assert ("no mode found yet" in headline) == (not found)
 
 
 def test_asking_for_more_shows_more(open_ended):
-    asked = finished(
-        replace(
-            RNA, metrics=MetricsOptions(("elbo",), 20), separated_modes=SeparatedModesOptions(0.1)
-        ),
-        3,
-    )
-    drawn = panels(asked)
+    options = {"metrics": MetricsOptions(("elbo",), 20)}
+    config = replace(RNA, separated_modes=SeparatedModesOptions(0.1), **options)
+    drawn = panels(finished(config, 3))
     assert set(lines(drawn["log Z"])) == {"learned", "importance", "ELBO"}
     assert "modes by distance" in lines(drawn["Modes found"])
     assert set(lines(panels(open_ended)["log Z"])) == {"learned"}
-
-
-def test_every_panel_says_what_it_shows(trainer, open_ended):
-    for run in (trainer, open_ended):
-        for axes in panels(run).values():
-            assert axes.get_xlabel()
-            assert axes.get_ylabel()
-            assert axes.get_legend() is not None
 
 
 def test_modes_are_drawn_against_reward_calls(trainer):
@@ -131,9 +120,7 @@ def test_columns_are_drawn_against_reward_calls(trainer, open_ended):
     for title, label, key in (
         (EXACT[0], "total variation", "total_variation"),
         (EXACT[0], "Jensen-Shannon", "jensen_shannon_distance"),
-        (EXACT[1], "Spearman", "spearman"),
-        (EXACT[1], "Pearson", "pearson"),
-        (EXACT[1], "accuracy", "accuracy"),
+        *((EXACT[1], name, name.lower()) for name in ("Spearman", "Pearson", "accuracy")),
         ("Loss (tb)", "fresh", "loss"),
         ("Loss (tb)", "replayed", "replay_loss"),
     ):
@@ -157,17 +144,11 @@ def test_single_steps_in_the_buffer_count_where_they_terminate():
     assert (shares * 16).tolist() == pytest.approx(np.round(shares * 16))  # 16 episodes ended
 
 
-# The whole picture.
-
-
 def other_ranks(n):
     """Their numbers come out of tables, as text, some not measured."""
-    rows = [
-        {"reward_calls": "0", "modes_found": "0", "total_variation": "0.5",
-         "jensen_shannon_distance": "0.6", "log_z": "0"},
-        {"reward_calls": "300", "modes_found": "2", "total_variation": "0.4",
-         "jensen_shannon_distance": "", "log_z": "2.5"},
-    ]  # fmt: skip
+    names = "reward_calls", "modes_found", "total_variation", "jensen_shannon_distance", "log_z"
+    table = ("0", "0", "0.5", "0.6", "0"), ("300", "2", "0.4", "", "2.5")
+    rows = [dict(zip(names, row, strict=True)) for row in table]
     return OtherRanks(dict.fromkeys(range(1, n), rows), 3, lost=1)
 
 
@@ -199,11 +180,9 @@ def test_nothing_is_clipped_or_covers_another(trainer, n_ranks):
 
     config = Long(**{**vars(trainer.config), "seed": 2**63 - 1})
     data = ReportData(trainer, trainer.history, other_ranks(n_ranks) if n_ranks > 1 else None)
-    before, trainer.config = trainer.config, config
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "config", config)
         figure = draw_report(data)
-    finally:
-        trainer.config = before
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     texts = [figure._suptitle, *(axes.title for axes in figure.axes), *figure.legends]
@@ -212,15 +191,9 @@ def test_nothing_is_clipped_or_covers_another(trainer, n_ranks):
     boxes = [text.get_window_extent() for text in texts]
     boxes = [box for box in boxes if box.width > 1]
     assert len(boxes) >= 19
-    for box in boxes:
-        assert box.x0 >= 0
-        assert box.y0 >= 0
-        assert box.x1 <= figure.bbox.width
-        assert box.y1 <= figure.bbox.height
-    overlaps = [
-        (i, j) for i, a in enumerate(boxes) for j, b in enumerate(boxes[:i]) if a.overlaps(b)
-    ]
-    assert overlaps == []
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
+    assert all(box.y0 >= 0 and box.y1 <= figure.bbox.height for box in boxes)
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
 @pytest.mark.parametrize("config", [grid(replay="terminal", replay_ratio=0.0), RNA])
@@ -235,8 +208,7 @@ def test_the_picture_is_written_whole(config, tmp_path):
 
 
 def test_drawing_changes_nothing(trainer):
-    before = trainer.generator.get_state(), trainer.rb._rng.get_state(), trainer.measure()["log_z"]
+    generators = trainer.generator, trainer.rb._rng
+    before = [each.get_state() for each in generators], timeless(trainer.measure())
     draw_report(ReportData(trainer, trainer.history))
-    assert torch.equal(trainer.generator.get_state(), before[0])
-    assert torch.equal(trainer.rb._rng.get_state(), before[1])
-    assert trainer.measure()["log_z"] == before[2]
+    equal(([each.get_state() for each in generators], timeless(trainer.measure())), before)

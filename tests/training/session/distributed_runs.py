@@ -36,11 +36,7 @@ sys.exit(code)
 class Job:
     """Commands under mpiexec, one after the other, in the background. Leaving it ends them.
 
-    Args:
-        size: number of ranks.
-        commands: the words after ``gfn-rb`` of each.
-        place: a new folder for its output.
-        options: of mpiexec.
+    ``commands`` are the words after ``gfn-rb`` of each, ``options`` those of mpiexec.
     """
 
     def __init__(self, size, commands, place, options=()):
@@ -50,12 +46,9 @@ class Job:
         words = json.dumps([[*map(str, command)] for command in commands])
         with self._log.open("wb") as stream:
             self._process = subprocess.Popen(
-                [*ranks, "-c", PROGRAM, str(self._pids), words],
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
+                [*ranks, "-c", PROGRAM, str(self._pids), words], env=environment(),
+                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+            )  # fmt: skip
 
     def __enter__(self):
         return self

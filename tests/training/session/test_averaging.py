@@ -50,42 +50,28 @@ def averaged(averages, modules, values):
     return together(*[lambda row=row: one(*row) for row in rows])
 
 
-def test_all_have_the_mean(three):
+def test_all_have_the_mean_and_from_the_first_round_on_the_same_parameters(three):
     averages, _ = three
     modules = [module(rank) for rank in range(3)]
     assert averaged(averages, modules, [1.0, 2.0, 6.0]) == [(3.0, 3.0)] * 3
+    assert all((each.weight == 1.0).all() and (each.bias == 10.0).all() for each in modules)
+    with torch.no_grad():
+        modules[0].weight.fill_(7.0)
     assert averaged(averages, modules, [0.0, -3.0, 0.0]) == [(-1.0, -1.0)] * 3
+    assert [each.weight[0, 0].item() for each in modules] == [7.0, 1.0, 1.0]
     # Clipping in place changes no message that is still on its way.
     assert all(each.weight.grad.untyped_storage().nbytes() == 4 * 6 for each in modules)
 
 
-def test_parameters_become_the_same_in_the_first_round_alone(three):
-    averages, _ = three
-    modules = [module(rank) for rank in range(3)]
-    averaged(averages, modules, [1.0, 1.0, 1.0])
-    assert all(torch.equal(each.weight, torch.full((2, 3), 1.0)) for each in modules)
-    assert all(torch.equal(each.bias, torch.full((2,), 10.0)) for each in modules)
-    with torch.no_grad():
-        modules[0].weight.fill_(7.0)
-    averaged(averages, modules, [1.0, 1.0, 1.0])
-    assert [each.weight[0, 0].item() for each in modules] == [7.0, 1.0, 1.0]
-
-
-def test_a_parameter_without_a_gradient_counts_as_zero(three):
+def test_without_a_gradient_a_parameter_counts_as_zero_and_a_frozen_one_is_each_ranks_own(three):
     averages, _ = three
     modules = [graded(module(rank), 3.0) for rank in range(3)]
-    modules[1].bias.grad = None
-    together(*[lambda i=i: averages[i](modules[i]) for i in range(3)])
-    assert [each.bias.grad[0].item() for each in modules] == [2.0] * 3
-
-
-def test_a_frozen_parameter_is_each_ranks_own(three):
-    averages, _ = three
-    modules = [module(rank) for rank in range(3)]
+    modules[1].weight.grad = None
     for each in modules:
         each.bias.requires_grad_(False)
-        each.weight.grad = torch.ones(2, 3)
+        each.bias.grad = None
     together(*[lambda i=i: averages[i](modules[i]) for i in range(3)])
+    assert [each.weight.grad[0, 0].item() for each in modules] == [2.0] * 3
     assert [each.bias[0].item() for each in modules] == [0.0, 10.0, 20.0]
     assert all(each.bias.grad is None for each in modules)
 
@@ -138,18 +124,13 @@ def test_who_was_silent_is_told_so_when_it_comes_back():
     assert raised(averages[1:], modules[1:]) == [(RefusedError, own[1])]
 
 
-def test_without_the_first_rank_each_other_fails(three):
+def test_without_the_first_rank_each_other_fails_and_a_rank_alone_averages(three):
     averages, transports = three
     transports[0].close()
-    modules = [module(rank) for rank in (1, 2)]
-    for kind, text in raised(averages[1:], modules):
+    for kind, text in raised(averages[1:], [module(rank) for rank in (1, 2)]):
         assert kind is WorkerError
         assert text.startswith("gradients cannot be averaged without rank 0: rank 0 is lost")
-
-
-def test_a_rank_alone_sends_nothing():
-    (transport,) = LocalTransport.group(1)
-    average, found = GradientAverage(transport, [0]), graded(module(0), 4.0)
+    average, found = GradientAverage(LocalTransport.group(1)[0], [0]), graded(module(0), 4.0)
     average(found)
     average.close()
     assert found.weight.grad[0, 0] == 4.0
@@ -184,16 +165,15 @@ def test_a_rank_told_to_stop_does_not_wait_for_others_which_stop_too(which, capl
     assert caplog.messages == []
 
 
-def test_a_rank_told_to_stop_takes_what_is_there():
+def test_a_rank_told_to_stop_takes_the_gradients_that_have_come():
     told = threading.Event()
     told.set()
     averages = stopping(0, told)
     modules = [graded(module(rank), float(rank + 1)) for rank in range(2)]
-    other = threading.Thread(target=averages[1], args=(modules[1],))
-    other.start()
-    assert averages[0]._transport.probe(1, GRADIENT_TAG, 5.0) is not None
-    averages[0](modules[0])
-    other.join(5)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(averages[1], modules[1])
+        assert averages[0]._transport.probe(1, GRADIENT_TAG, 5.0) is not None
+        averages[0](modules[0])
     assert [each.weight.grad[0, 0].item() for each in modules] == [1.5, 1.5]
 
 

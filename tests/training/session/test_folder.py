@@ -1,23 +1,34 @@
 import json
 import os
+import re
 import signal
+import socket
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from training.training_runs import GRID, grid
+from training.training_runs import GRID, RNA, WARM_GRID, grid, trained
 
-from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError, GfnRbError
+from gfn_rb.training.session import run as module
 from gfn_rb.training.session.folder import (
     RunFolder,
     RunLock,
+    StatusWriter,
     append_metrics,
     write_metrics,
 )
 from gfn_rb.training.session.reading import read_metrics
+from gfn_rb.training.session.run import (
+    check_installed,
+    describe_progress,
+    progress,
+    start_logger,
+    tell,
+)
 
-ROWS = [
-    {"step": 0, "loss": None, "time_total": 0.1},
-    {"step": 5, "loss": 1 / 3, "time_total": 2.5},
-]
+ROWS = [{"step": 0, "loss": None, "time_total": 0.1}, {"step": 5, "loss": 1 / 3, "time_total": 2.5}]
 
 
 @pytest.fixture(autouse=True)
@@ -26,97 +37,70 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def test_folders_are_numbered(tmp_path):
-    names = [RunFolder.create(GRID).path.as_posix() for _ in range(3)]
-    assert names == [f"runs/hypergrid-seed0-00{n}" for n in (1, 2, 3)]
-    assert RunFolder.create(grid(seed=8)).path.as_posix() == "runs/hypergrid-seed8-001"
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
-        "hypergrid-seed0-001", "hypergrid-seed0-002", "hypergrid-seed0-003", "hypergrid-seed8-001",
-    ]  # fmt: skip
+    configs = [GRID, GRID, grid(seed=8), GRID]
+    names = [RunFolder.create(each).path.as_posix() for each in configs]
+    ends = ("seed0-001", "seed0-002", "seed8-001", "seed0-003")
+    assert names == [f"runs/hypergrid-{end}" for end in ends]
+    assert {path.as_posix() for path in Path("runs").iterdir()} == {*names}
 
 
-def test_a_new_folder_holds_its_configuration(tmp_path):
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_new_or_empty_folder_holds_its_configuration(exists, tmp_path):
+    if exists:
+        (tmp_path / "deep" / "run").mkdir(parents=True)
     folder = RunFolder.create(grid(out=tmp_path / "deep" / "run", seed=4))
     assert [path.name for path in folder.path.iterdir()] == ["config.json"]
     assert RunFolder.open(tmp_path / "deep" / "run").read_config() == grid(seed=4)
-    assert json.loads(folder.config.read_text())["env"] == "hypergrid"
 
 
-def test_an_empty_folder_may_be_used(tmp_path):
-    (tmp_path / "run").mkdir()
-    RunFolder.create(grid(out=tmp_path / "run"))
-    assert (tmp_path / "run" / "config.json").exists()
-
-
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_exists_is_left_alone(kind, tmp_path):
-    out = tmp_path / "run"
-    if kind == "folder":
-        out.mkdir()
-        (out / "thesis.txt").write_text("mine")
-    else:
-        out.write_text("mine")
+@pytest.mark.parametrize("file", ["run", "run/thesis.txt"])
+def test_what_exists_is_left_alone(file, tmp_path):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("mine")
+    before = [*tmp_path.rglob("*")]
     with pytest.raises(ArgumentError, match=r"out must be a new or an empty folder, got .*run"):
-        RunFolder.create(grid(out=out))
-    left = [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))]
-    assert left == (["run", "run/thesis.txt"] if kind == "folder" else ["run"])
-
-
-def test_what_is_no_run_is_not_opened(tmp_path):
-    for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(ArgumentError, match=r"run must be a folder that holds a config\.json"):
-            RunFolder.open(path)
+        RunFolder.create(grid(out=tmp_path / "run"))
+    assert [*tmp_path.rglob("*")] == before
 
 
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
         ("{", CheckpointCorruptError, "config.json is no JSON"),
-        ("[1]", CheckpointCorruptError, "must be an object, got [1]"),
+        ("[1]", CheckpointCorruptError, r"must be an object, got \[1\]"),
         ('{"format": 2, "env": "go"}', ArgumentError, "config.json: env must be one of"),
     ],
 )
 def test_a_damaged_configuration_is_named(text, error, message, tmp_path):
-    folder = RunFolder.create(grid(out=tmp_path / "run"))
-    folder.config.write_text(text)
-    with pytest.raises(error) as caught:
-        folder.read_config()
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(("size", "launcher"), [(None, ""), (3, "mpiexec -n 3 ")])
-def test_a_run_goes_on_by_as_many_ranks(size, launcher, tmp_path):
-    folder = RunFolder.create(grid(out=tmp_path / "run"))
-    if size is not None:
-        folder.ranks.write_text(json.dumps({"size": size}))
-    command = f"{launcher}gfn-rb resume {tmp_path / 'run'}"
-    assert folder.how_to_resume() == command
-    with pytest.raises(ArgumentError, match=f"to continue a run: {command}"):
-        RunFolder.create(grid(out=tmp_path / "run"))
+    RunFolder(tmp_path).config.write_text(text)
+    with pytest.raises(error, match=message):
+        RunFolder(tmp_path).read_config()
 
 
 @pytest.mark.parametrize("text", ["{", "[3]", "{}", '{"size": 100000000}', '{"size": 0}'])
 def test_a_damaged_number_of_ranks_is_named(text, tmp_path):
-    folder = RunFolder.create(grid(out=tmp_path / "run"))
-    folder.ranks.write_text(text)
+    RunFolder(tmp_path).ranks.write_text(text)
     with pytest.raises(CheckpointCorruptError, match=r"ranks\.json is"):
-        folder.n_ranks()
+        RunFolder(tmp_path).n_ranks()
 
 
 @pytest.mark.parametrize(
     ("command", "printed"),
     [
-        ("srun -n 3 gfn-rb", "srun -n 3 gfn-rb"),
-        ("mpiexec --oversubscribe -n 3 gfn-rb", "mpiexec --oversubscribe -n 3 gfn-rb"),
-        ("torchrun --nproc-per-node 3 -m gfn_rb", "torchrun --nproc-per-node 3 -m gfn_rb"),
+        *[(each, each) for each in ("srun -n 3 gfn-rb", "mpiexec --oversubscribe -n 3 gfn-rb")],
         ("rm -rf ~; gfn-rb", "mpiexec -n 3 gfn-rb"),
         ("srun -n 3 gfn-rb\n", "mpiexec -n 3 gfn-rb"),
         (["srun"], "mpiexec -n 3 gfn-rb"),
+        (None, "gfn-rb"),
     ],
 )
 def test_a_command_to_go_on_is_one_of_a_launchers(command, printed, tmp_path):
     folder = RunFolder.create(grid(out=tmp_path / "my run; ls"))
-    folder.ranks.write_text(json.dumps({"size": 3, "command": command}))
+    if command is not None:
+        folder.ranks.write_text(json.dumps({"size": 3, "command": command}))
     assert folder.how_to_resume() == f"{printed} resume '{tmp_path}/my run; ls'"
+    with pytest.raises(ArgumentError, match=f"to continue a run: {printed} resume"):
+        RunFolder.create(grid(out=folder.path))
 
 
 def test_metrics_are_written_row_by_row(tmp_path):
@@ -148,3 +132,115 @@ def test_the_lock_of_a_run_ends_with_the_process_that_had_it(tmp_path):
         lock.take(folder)
         folder.write_config(GRID)
         lock.take(folder)
+
+
+def test_a_rank_tells_how_it_stands_and_how_fast_it_is(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("gfn_rb.training.session.folder.time.monotonic", lambda: clock[0])
+    folder, steps = RunFolder(tmp_path, 2), iter((10, 40, 41))
+    writer = StatusWriter(
+        folder, "worker", lambda: {"counts": {"steps": next(steps)}, "lost": {"1": "it died"}}
+    )
+    assert folder.read_status() is None
+    writer()
+    first = folder.read_status()
+    assert abs(first.pop("time") - time.time()) < 600.0
+    assert first == {
+        "role": "worker", "host": socket.gethostname(), "process": os.getpid(), "state": "running",
+        "rates": {}, "counts": {"steps": 10}, "lost": {"1": "it died"},
+    }  # fmt: skip
+    clock[0] += 4.0
+    writer()  # too soon
+    assert folder.read_status()["counts"] == {"steps": 10}
+    clock[0] += 6.0
+    writer()
+    assert folder.read_status()["rates"] == {"steps": 3.0}
+    clock[0] += 1.0
+    writer("done")  # never too soon
+    assert folder.read_status()["state"] == "done"
+    assert folder.read_status()["rates"] == {"steps": 1.0}
+    assert [path.name for path in tmp_path.iterdir()] == ["status-rank2.json"]
+    # One that cannot be written costs no run.
+    StatusWriter(RunFolder(tmp_path / "gone"), "worker", lambda: {"counts": {}})()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]"])
+def test_what_cannot_be_read_is_none(text, tmp_path):
+    RunFolder(tmp_path).status.write_text(text)
+    assert RunFolder(tmp_path).read_status() is None
+
+
+def take(trainer, steps):
+    """The steps, with progress, and the last loss."""
+    with progress(trainer, describe_progress) as advance:
+        for _ in range(steps):
+            loss = trainer.step()
+            advance(loss)
+    return loss
+
+
+def test_the_bar_shows_how_training_stands(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    trainer = trained(grid(steps=10), 3)
+    take(trainer, 2)
+    shown = capsys.readouterr().err
+    assert "\r" in shown
+    assert "5/10" in shown
+    assert f"log Z {trainer.log_z:.2f}, modes " in shown
+
+
+def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
+    with monkeypatch.context() as ranks:
+        ranks.setenv("PMI_SIZE", "2")
+        ranks.setenv("PMI_RANK", "0")
+        tell("stopped")
+    assert capsys.readouterr().err == "stopped\n"
+    trainer = trained(grid(steps=10), 3)
+    loss = take(trainer, 2)  # in less time than a line is due after
+    with progress(trainer, describe_progress, disable=True) as advance:  # as on other ranks
+        advance(1.0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"5/10 steps \[\d\d:\d\d<\d\d:\d\d, +[\d.]+\w+/\w+, ", line)
+    found = trainer.discovery.modes_found
+    told = f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {found}/4, 40 reward calls]"
+    assert line.endswith(told)
+    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
+    take(trainer, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines] == ["6/10", "7/10", "8/10", "8/10"]
+
+
+def test_progress_is_told_by_what_is_known():
+    trainer = trained(RNA, 2)
+    tally = trainer.discovery
+    assert describe_progress(trainer, 1.25) == (
+        f"loss 1.250, log Z {trainer.log_z:.2f}, modes {tally.modes_found}, "
+        f"best 100 {tally.top_score:.3f}, 16 reward calls"
+    )
+    trainer = trained(WARM_GRID, 1)
+    found = trainer.discovery.modes_found
+    assert describe_progress(trainer, 2.0).endswith(f"modes {found}/4, 8 reward calls")
+
+
+def test_missing_parts_are_named(monkeypatch):
+    check_installed("csv")
+    monkeypatch.setattr(module, "_is_installed", lambda name: name not in ("tqdm", "wandb"))
+    with pytest.raises(GfnRbError, match=r"need tqdm: pip install '\.\[train\]' in a clone"):
+        check_installed("none")
+    monkeypatch.setattr(module, "_is_installed", lambda name: name != "wandb")
+    check_installed("tensorboard")
+    with pytest.raises(ArgumentError, match="logger wandb is not installed: pip install wandb"):
+        check_installed("wandb")
+
+
+def test_a_logger_starts_afresh(tmp_path):
+    start_logger(GRID, RunFolder(tmp_path), [])({"step": 0, "loss": 1.0})
+    assert list(tmp_path.iterdir()) == []  # without a logger nothing is written
+    folder, config = RunFolder(tmp_path / "run"), grid(logger="csv")
+    for loss in (1.0, 2.0):
+        log = start_logger(config, folder, [{"step": 0, "loss": None, "log_z": 0.5}])
+        log({"step": 5, "loss": loss, "log_z": 0.25})
+    scalars = folder.logs / "run" / "scalars"
+    assert (scalars / "loss.csv").read_text() == "5,2.0\n"
+    assert (scalars / "log_z.csv").read_text() == "0,0.5\n5,0.25\n"
+    assert not (scalars / "step.csv").exists()

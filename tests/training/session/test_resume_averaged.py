@@ -86,21 +86,12 @@ def saved(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("behind", [(), (0,), (1,), RANKS])
+@pytest.mark.parametrize("behind", [(), (0,), (1,), RANKS, (0, 1, 0), (0, 1, 1)])
 def test_ranks_go_on_from_the_newest_step_that_all_have(whole, saved, tmp_path, behind):
+    """Or begin anew, where a rank has lost both of its checkpoints."""
     path = shutil.copytree(saved, tmp_path / "run")
-    for rank in behind:  # killed before it had saved a second time
+    for rank in behind:  # killed before it had saved once more
         RunFolder(path, rank).take_back()
-    run(path, 10)
-    equal(state(path), whole)
-
-
-@pytest.mark.parametrize("behind", RANKS)
-def test_ranks_of_which_one_has_never_saved_begin_anew(whole, saved, tmp_path, behind):
-    path = shutil.copytree(saved, tmp_path / "run")
-    for rank in RANKS:
-        RunFolder(path, rank).take_back()
-    RunFolder(path, behind).take_back()
     run(path, 10)
     equal(state(path), whole)
 
@@ -113,11 +104,6 @@ def test_ranks_that_went_on_without_others_are_refused(saved, tmp_path):
     with pytest.raises(CheckpointMismatchError, match=r"steps \{0: \[8, 4\], 1: \[0\]\}"):
         agree_on_step(folders(path))
     equal(load_state(RunFolder(path).checkpoint)["steps_done"], before["steps_done"])
-
-
-def test_a_new_run_has_nothing_to_agree_on(tmp_path):
-    agree_on_step(folders(tmp_path))
-    assert list(tmp_path.iterdir()) == []
 
 
 class Ranks:

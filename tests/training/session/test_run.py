@@ -1,18 +1,16 @@
 import json
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from training.training_runs import GRID, equal, grid, timeless
 
 from gfn_rb.checkpoint import load_state
-from gfn_rb.errors import (
-    ArgumentError,
-    CheckpointCorruptError,
-    CheckpointError,
-)
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.training import ManagersOptions, Trainer, report, resume, train
 from gfn_rb.training.session import launch
@@ -43,10 +41,6 @@ def at_step(monkeypatch):
         monkeypatch.setattr(Trainer, "step", patched)
 
     return arrange
-
-
-def kill():
-    raise Killed
 
 
 def run(config, path):
@@ -86,10 +80,8 @@ def _quick_reports(finished, monkeypatch):
 
 
 def test_a_run_leaves_its_files(reference):
-    assert sorted(path.name for path in reference.iterdir()) == [
-        "checkpoint.gfnrb", "config.json", "metrics.csv", "previous.gfnrb", "report.png",
-        "status.json",
-    ]  # fmt: skip
+    names = "checkpoint.gfnrb config.json metrics.csv previous.gfnrb report.png status.json"
+    assert sorted(path.name for path in reference.iterdir()) == names.split()
     assert json.loads((reference / "config.json").read_text()) == GRID.to_dict()
     assert (reference / "report.png").read_bytes().startswith(b"\x89PNG")
     assert load_state(reference / "checkpoint.gfnrb")["steps_done"] == 12
@@ -100,34 +92,20 @@ def test_metrics_have_a_row_at_the_start_at_intervals_and_at_the_end(reference):
     assert [row["step"] for row in rows] == ["0", "5", "10", "12"]
     assert [row["reward_calls"] for row in rows] == ["0", "40", "80", "96"]
     assert rows[0]["loss"] == rows[0]["replay_loss"] == ""
-    timed = {name for name in rows[0] if "time" in name}
-    assert timed == {
-        "time_total", "time_rollout", "time_buffer", "time_learning", "time_evaluation",
-    }  # fmt: skip
+    timed = {name.removeprefix("time_") for name in rows[0] if "time" in name}
+    assert timed == {"total", "rollout", "buffer", "learning", "evaluation"}
 
 
 @pytest.mark.parametrize("step", [1, 4, 6, 11, 12])
 def test_a_killed_run_resumes_as_if_nothing_had_happened(step, reference, tmp_path, at_step):
     """Checkpoints are at steps 4, 8 and 12, rows at 5 and 10."""
-    at_step(step, kill)
+    at_step(step, Mock(side_effect=Killed))
     with pytest.raises(Killed):
         run(GRID, tmp_path / "run")
     assert not (tmp_path / "run" / "report.png").exists()
     outcome = resume(tmp_path / "run")
     assert outcome.stopped_by is None
     assert_same_results(tmp_path / "run", reference)
-
-
-def test_rows_past_the_checkpoint_are_dropped(tmp_path, at_step):
-    at_step(7, kill)
-    with pytest.raises(Killed):
-        run(GRID, tmp_path / "run")
-    rows = read_metrics(tmp_path / "run" / "metrics.csv")
-    assert [row["step"] for row in rows] == ["0", "5"]  # 5 comes after the checkpoint at 4
-    at_step(5, kill)
-    with pytest.raises(Killed):
-        resume(tmp_path / "run")
-    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.csv")] == ["0"]
 
 
 def full_at(step, monkeypatch, of=Trainer):
@@ -142,18 +120,14 @@ def full_at(step, monkeypatch, of=Trainer):
     monkeypatch.setattr(of, "save", full)
 
 
-def test_a_full_disk_at_the_end_takes_the_last_checkpoint_alone(
-    reference, tmp_path, monkeypatch, caplog
-):
-    with monkeypatch.context() as patch:
+def test_a_full_disk_at_the_end_takes_the_last_checkpoint_alone(reference, tmp_path, caplog):
+    with pytest.MonkeyPatch.context() as patch:
         full_at(12, patch)
         outcome = run(GRID, tmp_path / "run")
     (why,) = outcome.unwritten
     assert "No space left on device" in why
     assert why in caplog.text
     assert (tmp_path / "run" / "report.png").exists()
-    one, other = (read_metrics(path / "metrics.csv") for path in (tmp_path / "run", reference))
-    assert [*map(timeless, one)] == [*map(timeless, other)]
     assert resume(tmp_path / "run").unwritten == []
     assert_same_results(tmp_path / "run", reference)
 
@@ -176,27 +150,22 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(reference, tmp_path, monk
     assert_same_results(tmp_path / "run", reference)
 
 
-def test_a_full_disk_ends_a_rank_that_averages_gradients(tmp_path, monkeypatch):
-    full_at(4, monkeypatch)
-    config = replace(GRID, average_gradients=True, out=tmp_path / "run")
-    folder = RunFolder.create(config)
-    with pytest.raises(CheckpointError, match="No space left"):
-        run_module.run_training(Trainer(config), folder, run_module.StopSignals())
-
-
-def test_a_stopped_run_that_cannot_be_saved_says_so(tmp_path, monkeypatch, at_step):
-    full_at(7, monkeypatch)
+@pytest.mark.parametrize("step", [4, 7])
+def test_a_full_disk_ends_a_rank_that_averages_gradients_and_a_run_that_is_stopped(
+    step, tmp_path, monkeypatch, at_step
+):
+    full_at(step, monkeypatch)
     at_step(7, lambda: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(CheckpointError, match="No space left"):
-        run(GRID, tmp_path / "run")
+    config = replace(GRID, average_gradients=step == 4, out=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="No space left"), run_module.StopSignals() as stop:
+        run_module.run_training(Trainer(config), RunFolder.create(config), stop)
 
 
 def test_a_manager_that_cannot_save_at_its_end_is_named_in_the_report(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # of what is imported late
     full_at(0, monkeypatch, ReplayBufferManager)
-    outcome = run(
-        grid(managers=ManagersOptions(1, send="awaited"), checkpoint_every=50), tmp_path / "run"
-    )
+    config = grid(managers=ManagersOptions(1, send="awaited"), checkpoint_every=50)
+    outcome = run(config, tmp_path / "run")
     (why,) = outcome.unwritten
     assert why.startswith("rank 1: CheckpointError: cannot write it")
     told = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -216,6 +185,25 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(number, reference, tmp_
     assert not (tmp_path / "run" / "report.png").exists()
     resume(tmp_path / "run")
     assert_same_results(tmp_path / "run", reference)
+
+
+@pytest.mark.slow
+def test_a_second_signal_acts_at_once():
+    with run_module.StopSignals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.received is signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_other_threads_leave_signals_alone():
+    def received():
+        with run_module.StopSignals() as stop:
+            return stop.received
+
+    with ThreadPoolExecutor(1) as pool:  # signal.signal raises there
+        assert pool.submit(received).result() is None
 
 
 def test_an_extended_run_equals_a_long_one(reference, tmp_path):
@@ -258,7 +246,8 @@ def test_a_damaged_checkpoint_is_refused_and_left(reference):
 )
 def test_a_run_that_cannot_start_writes_nothing(options, message, tmp_path, monkeypatch):
     monkeypatch.setattr("gfn_rb.envs.enumerable.MAX_STATES", 10_000)
-    monkeypatch.setattr("gfn_rb.training.session.run._is_installed", lambda name: name != "wandb")
+    installed = "gfn_rb.training.session.run._is_installed"
+    monkeypatch.setattr(installed, lambda name: name != "wandb")
     with pytest.raises(ArgumentError, match=message):
         run(grid(**options), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -274,12 +263,11 @@ def test_a_restart_by_torchrun_begins_no_second_run(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_run_left_half_written_is_removed(reference):
-    left = [reference / f".{name}.0123456789abcdef.tmp" for name in ("report.json", "checkpoint")]
-    mine = reference / ".thesis.tmp"
-    for path in (*left, mine):
-        path.write_text("half")
+    names = ".report.json.0123456789abcdef.tmp", ".checkpoint.0123456789abcdef.tmp", ".thesis.tmp"
+    for name in names:
+        (reference / name).write_text("half")
     resume(reference)
-    assert [path.exists() for path in (*left, mine)] == [False, False, True]
+    assert [(reference / name).exists() for name in names] == [False, False, True]
 
 
 def test_a_run_that_goes_on_is_not_resumed_a_second_time(at_step, tmp_path):
@@ -291,7 +279,6 @@ def test_a_run_that_goes_on_is_not_resumed_a_second_time(at_step, tmp_path):
         refused.append(True)
 
     at_step(3, resume_again)
-    before = run(GRID, path)
+    assert run(GRID, path).row["step"] == GRID.steps
     assert refused
-    assert before.row["step"] == GRID.steps
     assert resume(path, GRID.steps + 1).row["step"] == GRID.steps + 1
