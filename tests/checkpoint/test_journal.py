@@ -453,6 +453,10 @@ def test_the_log_ends_at_the_first_record_that_breaks_the_chain(path, records, c
     rb = MAKES["unique"](journal=path.with_name("damaged"), sync="never")  # and can go on
     rb.extend(items(6, 9))
     assert_comes_back(rb, MAKES["unique"], path.with_name("damaged"))
+    rb.journal.close()
+    content = path.with_name("damaged").read_bytes()  # with another record 4 than that before 5
+    content += bytes(-len(content) % 64) + records[5]
+    assert_equal(state_of(opened(path, content)), state_of(rb))
 
 
 def test_a_byte_flipped_in_what_was_on_disk_is_refused(path, records):
