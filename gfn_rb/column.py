@@ -1,13 +1,12 @@
 """Watching one key of a storage: which of its rows changed since it was read.
 
-A storage can change in many ways: through the buffer that owns a sampler, through another buffer
-on the same storage, from another process, by ``rb[i:j] = rows``, ``rb.set_at_(key, ...)`` or a
-plain in-place write to ``rb["log_reward"]``. Two counters see all of them: the storage's mutation
-revision (shared between processes) and the key tensor's version (bumped by every in-place write
-of this process). A write that was announced together with its rows moves each by exactly one;
-whatever else moves them means "anything may have changed". A list of rows has but the first
-counter, which each row that is written moves by one: what is done in place to a row of a list goes
-unnoticed until it is written there.
+A storage can change through several buffers, from another process, by ``rb[i:j] = rows``,
+``rb.set_at_(key, ...)`` or a plain in-place write to ``rb["log_reward"]``. Two counters see all of
+them: the storage's mutation revision (shared between processes) and the key tensor's version
+(bumped by every in-place write of this process). A write that was announced together with its rows
+moves each by exactly one; whatever else moves them means "anything may have changed". A list of
+rows has but the first counter, which each written row moves by one: what is done in place to a row
+of a list goes unnoticed until it is written there.
 """
 
 from __future__ import annotations
@@ -67,10 +66,7 @@ class RowChanges:
 
 
 class KeyColumn:
-    """One scalar-valued key of a TorchRL storage, as a tensor.
-
-    The key of rows in a list is mirrored, and read anew where they changed.
-    """
+    """One scalar-valued key of a TorchRL storage, as a tensor."""
 
     def __init__(self, key: NestedKey) -> None:
         self.key = key
@@ -85,10 +81,7 @@ class KeyColumn:
         self._mirror = _Mirror(key)
 
     def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
-        """Return the key of every stored row, a view on the storage where its layout allows.
-
-        Not to be written to: see :meth:`write`.
-        """
+        """Return the key of every stored row, a view that only :meth:`write` may write to."""
         if isinstance(storage, ListStorage):
             return self._mirror.values(storage)
         return self._leaf(storage)[: length_of(storage)]
@@ -174,9 +167,8 @@ class KeyColumn:
         self._slots = all_slots(storage)
 
     def _watch_own(self, storage: Storage) -> None:
-        leaf = self._leaf(storage)
+        self._watched.append(self._leaf(storage))
         self._entries.append((self.key, self._raw))
-        self._watched.append(leaf)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the counters and tensors of this process."""
@@ -194,20 +186,16 @@ class KeyColumn:
         get = getattr(data, "get", None)  # of a TensorDict, a tensorclass or a dict of tensors
         raw = None if get is None else entry_of(data, self.key)
         if self._plain is None or raw is None or raw is not self._raw:
-            plain = self._checked(storage, raw).detach().as_subclass(torch.Tensor)
-            self._raw, self._plain = raw, plain.reshape(-1)
+            require_rows(storage)
+            if raw is None:
+                raise _lacks(self.key, data)
+            if raw.numel() != raw.shape[0]:
+                raise ShapeError(
+                    f"key {self.key!r} must hold one number per row, got shape "
+                    f"{tuple(raw.shape[1:])} per row"
+                )
+            self._raw, self._plain = raw, raw.detach().as_subclass(torch.Tensor).reshape(-1)
         return self._plain
-
-    def _checked(self, storage: Storage, leaf: Tensor | None) -> Tensor:
-        require_rows(storage)
-        if leaf is None:
-            raise _lacks(self.key, all_slots(storage))
-        if leaf.numel() != leaf.shape[0]:
-            raise ShapeError(
-                f"key {self.key!r} must hold one number per row, got shape "
-                f"{tuple(leaf.shape[1:])} per row"
-            )
-        return leaf
 
 
 class _Mirror:
@@ -233,19 +221,17 @@ class _Mirror:
         if revision != self._revision:
             self._values = self._read(storage, range(stored))
         elif self._stale:
-            self._refresh(storage, torch.cat(self._stale).unique(), stored)
+            rows = torch.cat(self._stale).unique()
+            new, known = self._read(storage, rows.tolist()), self._values
+            if new.dtype != known.dtype:
+                new, rows = self._read(storage, range(stored)), torch.arange(stored)
+                known = new[:0]
+            if stored > len(known):
+                self._values = known.new_empty(2 * stored)
+                self._values[: len(known)] = known
+            self._values[rows] = new
         self._revision, self._stale = revision, []
         return self._values[:stored]
-
-    def _refresh(self, storage: Storage, rows: Tensor, stored: int) -> None:
-        new, known = self._read(storage, rows.tolist()), self._values
-        if new.dtype != known.dtype:
-            self._values = self._read(storage, range(stored))
-            return
-        if stored > len(known):
-            self._values = known.new_empty(2 * stored)
-            self._values[: len(known)] = known
-        self._values[rows] = new
 
     def write(self, storage: Storage, index: Tensor, value: Tensor) -> None:
         for i, number in zip(index.tolist(), value, strict=True):

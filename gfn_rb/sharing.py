@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from tensordict import MemoryMappedTensor
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
@@ -194,11 +195,7 @@ class WriteLock:
     def __getstate__(self) -> dict[str, Any]:
         """Hand the file to a process that is being started."""
         assert_spawning(self)
-        return {
-            "storage": self.storage,
-            "writer": self.writer,
-            "file": DupFd(self._descriptor),
-        }
+        return {"storage": self.storage, "writer": self.writer, "file": DupFd(self._descriptor)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the file that was handed over."""
@@ -271,7 +268,7 @@ def _is_shared(storage: Storage, writer: SlotState | None) -> bool:
         return bool(getattr(storage, "shared_init", False))
     beside = [] if writer is None else writer.slot_tensors()
     return all(
-        tensor.is_shared() or compat.is_mapped(tensor)
+        tensor.is_shared() or isinstance(tensor, MemoryMappedTensor)  # in a file
         for tensor in (*compat.leaves_of(rows), *beside)
     )
 

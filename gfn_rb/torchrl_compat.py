@@ -1,9 +1,7 @@
 """The only place that touches private names of torch, tensordict, torchrl and torchgfn.
 
-Each function wraps one name that has no public counterpart, and says what it is for. What a base
-class leaves to its subclasses (``Writer._storage``, ``Sampler._rng``, ``Transform._inv_call``, ...)
-is its interface, and is used where it is needed.
-
+Each function wraps one name that has no public counterpart. What a base class leaves to its
+subclasses (``Writer._storage``, ``Sampler._rng``, ...) is its interface, and used where needed.
 Read in torch 2.13.0, tensordict 0.14.3 and torchrl 0.14.1, unless said otherwise.
 """
 
@@ -11,14 +9,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-from tensordict import MemoryMappedTensor, TensorDict, is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
 from torch import multiprocessing as mp
 from torch.utils._pytree import tree_leaves, tree_map
@@ -122,10 +120,7 @@ def entry_of(rows: Any, key: Any) -> Any:
 
 
 def plain_entries(rows: Any) -> dict[str, Tensor] | None:
-    """Return the entries of a flat TensorDict of tensors, not to be changed (``_tensordict``).
-
-    None for any other rows, and where a tensor is memory-mapped.
-    """
+    """Return the entries of a flat TensorDict of plain tensors, None if not (``_tensordict``)."""
     if type(rows) is not TensorDict:
         return None
     entries: dict[str, Tensor] = rows._tensordict
@@ -136,10 +131,9 @@ def plain_entries(rows: Any) -> dict[str, Tensor] | None:
 
 
 def all_slots(storage: Storage) -> Any:
-    """Return all slots of a storage, without a copy (``TensorStorage._storage``).
+    """Return all slots of a storage, which ``storage[:]`` would cut (``TensorStorage._storage``).
 
     A TensorDict, a tensor or a tree of tensors; None before the first row, and of other kinds.
-    ``storage[:]`` is cut to the length, and indexes each entry anew.
     """
     return getattr(storage, "_storage", None)
 
@@ -155,11 +149,7 @@ def bump_mutation_revision(storage: Storage) -> None:
 
 
 def set_length(storage: Storage, length: int) -> None:
-    """Set the number of rows in use (``TensorStorage._len``), or cut a list of rows.
-
-    ``TensorStorage.set`` counts rows whether or not they overwrite. A list is cut where it lies
-    (``ListStorage._storage``, ``CompressedListStorage._metadata``).
-    """
+    """Set the number of rows in use (``TensorStorage._len``), or cut a list (``_metadata``)."""
     if not isinstance(storage, ListStorage):
         storage._len = length
         return
@@ -189,12 +179,7 @@ def attached_buffers(storage: Storage) -> list[ReplayBuffer]:
     return [each for each in entities if isinstance(each, ReplayBuffer)]
 
 
-def is_mapped(tensor: Tensor) -> bool:
-    """Return whether a tensor lies in a file, of which ``is_shared`` knows nothing."""
-    return isinstance(tensor, MemoryMappedTensor)
-
-
-class _Unlocked:
+class _Unlocked(nullcontext[None]):
     """Stands where a lock is asked for."""
 
     def acquire(self, *_: Any) -> bool:
@@ -203,18 +188,11 @@ class _Unlocked:
     def release(self) -> None:
         pass
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
 
 def unlock_counters(*parts: Any) -> None:
-    """Take the locks off counters that processes share: the buffer's own lock guards them.
+    """Take the locks off counters that processes share, such as ``TensorStorage._len_value``.
 
-    These are ``multiprocessing.Value``, such as ``TensorStorage._len_value``: a process killed just
-    while it counts would stop all others.
+    The buffer's own lock guards them; a process killed while it counts would stop all others.
     """
     unlocked: Any = _Unlocked()
     for part in parts:
@@ -225,10 +203,9 @@ def unlock_counters(*parts: Any) -> None:
 
 
 def abandon_layout(storage: Storage) -> None:
-    """Let another process lay a storage out, for the one that did may have died meanwhile.
+    """Let another process lay a storage out: all would wait for one that died meanwhile.
 
-    To be called while nobody does (``_init_lock``, ``_init_event``, ``_init_directory``): all would
-    wait for the dead for ever.
+    To be called while nobody does (``_init_lock``, ``_init_event``, ``_init_directory``).
     """
     if getattr(storage, "shared_init", False) and not storage._init_event.is_set():
         storage._init_lock.acquire(block=False)
@@ -267,9 +244,8 @@ def slot_generations(storage: Storage) -> Any:
 def track_slot_generations(storage: Storage) -> Tensor:
     """Return the stamps of a storage's slots, made if need be (``_slot_generations``).
 
-    All writers raise them from then on, TorchRL's whether or not they were asked to track. Those
-    of tensor storages lie in shared memory, and stay where they are: processes share them. Of
-    other storages, which may be unbounded, there are as many as it takes.
+    All writers raise them from then on. Processes share those of tensor storages. Of other
+    storages, which may be unbounded, there are as many as it takes.
     """
     stamps: Tensor | None = slot_generations(storage)
     n_known = 0 if stamps is None else stamps.shape[0]
@@ -307,8 +283,7 @@ def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> Non
 def attach_generations(index: Tensor, storage: Storage) -> Tensor:
     """Attach to a tensor of slots their stamps, as an attribute (``_slot_generations``).
 
-    TorchRL's buffers pass indices on as they are, and nothing beside them: by their stamps late
-    priorities are known to be of rows that are gone. A stamp of -1 means nothing.
+    TorchRL's buffers pass on nothing but indices. The stamps tell late priorities of removed rows.
     """
     stamps = track_slot_generations(storage).index_select(0, index.clamp(min=0))
     set_attached_generations(index, stamps)
@@ -411,10 +386,7 @@ def captured_prefetch(rb: ReplayBuffer) -> Iterator[tuple[Any, ...]]:
 
 
 def restore_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
-    """Replace the batches a buffer has prefetched, while :func:`captured_prefetch` holds it.
-
-    By ``_clear_prefetch_queue_locked`` and ``_restore_prefetch_queue_locked``.
-    """
+    """Replace what :func:`captured_prefetch` yielded (``_restore_prefetch_queue_locked``)."""
     rb._clear_prefetch_queue_locked()
     state = {"version": 1, "capacity": prefetch_capacity(rb), "queue": queue}
     rb._restore_prefetch_queue_locked(state, clone_queue=False)

@@ -166,11 +166,11 @@ class DiversityWriter(RewardPrioritizedWriter):
         stored = self._order.ranked(self._storage).key.numpy()
 
         def beats(i: Tensor, slot: Tensor) -> Any:
-            wins = self._order.beats(value[i.numpy()], stored[slot.numpy()])
-            return torch.from_numpy(wins)
+            if self.near == "reject":
+                return torch.zeros_like(i, dtype=torch.bool)
+            return torch.from_numpy(self._order.beats(value[i.numpy()], stored[slot.numpy()]))
 
-        rows = rows.index_select(0, torch.from_numpy(row[:n].copy()))
-        return choose(index, rows, beats if self.near == "replace" else _never)
+        return choose(index, rows.index_select(0, torch.from_numpy(row[:n].copy())), beats)
 
     # Writing.
 
@@ -241,7 +241,3 @@ class DiversityWriter(RewardPrioritizedWriter):
             f"cutoff_distance={self.cutoff_distance}, p={self._norm}, near={self.near!r}, "
             f"when={self.when!r}, tie={self.tie!r}{'' if self.largest else ', largest=False'})"
         )
-
-
-def _never(row: Tensor, slot: Tensor) -> Tensor:
-    return torch.zeros_like(row, dtype=torch.bool)

@@ -217,8 +217,7 @@ class EvictionOrder:
     ) -> Int64[np.ndarray, "k"]:
         """Return the slots of the worst rows that lose against keys, these from the best down.
 
-        Keys are newer than all stored rows, unless there are ranks to decide among equal ones.
-        Slots that were given up already are passed over.
+        Keys are newer than all stored rows, unless given ranks. Given-up slots are passed over.
         """
         worst, m = self.ranked(storage), len(contest)
         n = m if given_up is None else m + len(given_up)

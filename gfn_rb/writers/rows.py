@@ -263,16 +263,18 @@ class RowLayout:
         entries, requires_grad = _entries(data)
         if requires_grad:
             data = data.detach()
-        drawn = self._dropped.intersection(entries)
-        if drawn:
-            drawn = drawn.difference(self._entries)
-            data = _without(data, drawn)
-            for name in drawn:
-                del entries[name]
-        entries.pop(INDEX, None)
+        drawn = self._dropped.intersection(entries).difference(self._entries)
+        data = _without(data, drawn)
+        for name in (*drawn, INDEX):
+            entries.pop(name, None)
         if not self._entries:  # the first rows lay it out
-            if is_recorded(storage) or isinstance(storage, LazyMemmapStorage):
-                _require_tensors(entries)
+            needs_tensors = is_recorded(storage) or isinstance(storage, LazyMemmapStorage)
+            others = [name for name, (_, dtype) in entries.items() if dtype is None]
+            if needs_tensors and others:
+                raise ShapeError(
+                    f"key {others[0]!r} must hold tensors in a buffer with a journal, shared=True "
+                    "or a LazyMemmapStorage, got words or other objects"
+                )
         elif entries != self._entries:
             _explain(entries, self._entries)
         return data
@@ -295,8 +297,6 @@ def _without(data: Rows, names: frozenset[str]) -> Rows:
 
 def _entries(data: Rows) -> tuple[dict[NestedKey, _Entry], bool]:
     """Return the shape of each entry in a row, and its dtype; and whether one requires grad."""
-    entries: dict[NestedKey, _Entry] = {}
-    requires_grad = False
     try:
         leaves = [*data.items(True, True, is_leaf=is_leaf_nontensor)]
     except RuntimeError:
@@ -308,22 +308,11 @@ def _entries(data: Rows) -> tuple[dict[NestedKey, _Entry], bool]:
             for i, member in enumerate(data.tensordicts)
             for name, value in member.items(True, True)
         ]
-    for name, value in leaves:
-        if isinstance(value, Tensor):
-            entries[name] = value.shape[1:], value.dtype
-            requires_grad = requires_grad or value.requires_grad
-        else:
-            entries[name] = value.shape[1:], None
-    return entries, requires_grad
-
-
-def _require_tensors(entries: dict[NestedKey, _Entry]) -> None:
-    for name, (_, dtype) in entries.items():
-        if dtype is None:
-            raise ShapeError(
-                f"key {name!r} must hold tensors in a buffer with a journal, shared=True or a "
-                "LazyMemmapStorage, got words or other objects"
-            )
+    entries: dict[NestedKey, _Entry] = {
+        name: (value.shape[1:], value.dtype if isinstance(value, Tensor) else None)
+        for name, value in leaves
+    }
+    return entries, any(isinstance(each, Tensor) and each.requires_grad for _, each in leaves)
 
 
 def _explain(came: dict[NestedKey, Any], expected: dict[NestedKey, Any]) -> NoReturn:
