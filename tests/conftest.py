@@ -18,7 +18,9 @@ import jaxtyping
 import pytest
 import torch
 
-SHAPED = re.compile(r"\b(Bool|Float|Float64|Int|Int64|Shaped)\[|Batch\b")
+SHAPED = re.compile(
+    r"\b(Bool|Float|Float64|Int|Int64|Shaped)\[|Batch\b|\b(Flags|Integers|Floats|Modes)\b"
+)
 with_shapes = jaxtyping.jaxtyped
 
 

@@ -31,6 +31,7 @@ from gfn_rb.arguments import (
 )
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import BufferOptions
+from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.tracked import TrackedReplayBuffer
 from gfn_rb.buffers.transforms import (
     KeepItems,
@@ -364,12 +365,14 @@ def _check_options(options: Any) -> None:
         as_count("batch_size", batch_size)
     if prefetch is not None and as_count("prefetch", prefetch, 0) and batch_size is None:
         raise ArgumentError(f"prefetch must be 0 without a batch_size, got {prefetch}")
-    for name, kind in (("generator", torch.Generator), ("storage", Storage)):
+    kinds = {"generator": torch.Generator, "storage": Storage, "rate_limiter": RateLimiter}
+    for name, kind in kinds.items():
         require_kind(name, options.get(name), kind, lambda value: value is None)
     require_kind(
         "transform", options.get("transform"), Transform, lambda v: v is None or callable(v)
     )
-    require_flag("shared", options.get("shared", False))
+    for name in ("shared", "statistics"):
+        require_flag(name, options.get(name, False))
 
 
 def _row_buffer(

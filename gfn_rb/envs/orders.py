@@ -15,7 +15,7 @@ from gfn_rb.shapes import Bool, Int64, Integers
 EMPTY = -1
 SINK = -2
 
-Text: TypeAlias = Int64[Tensor, "n places"]
+TextBatch: TypeAlias = Int64[Tensor, "n places"]
 
 
 class Append:
@@ -35,23 +35,23 @@ class Append:
         self._letters = torch.arange(n_letters, device=device)
 
     @with_host_form(lambda self: partial(_legal_after_last, self._legal.numpy()))
-    def forward_mask(self, state: Text) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: TextBatch) -> Bool[Tensor, "n actions"]:
         """Look at the last place, which is the last to be filled."""
         return self._legal[state[:, -1]]
 
     @with_host_form(lambda self: partial(_is_last, self._letters.numpy()))
-    def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: TextBatch) -> Bool[Tensor, "n moves"]:
         """Return which letter is the last."""
         return state.gather(1, self._last_place(state)) == self._letters
 
     @with_host_form(lambda self: _appended)
-    def move(self, state: Text, move: Integers) -> Text:
+    def move(self, state: TextBatch, move: Integers) -> TextBatch:
         """Write after the last letter."""
         first_empty = state.argmin(1, keepdim=True)  # the first of several minima
         return state.scatter(1, first_empty, move[:, None])
 
     @with_host_form(lambda self: _shortened)
-    def undo(self, state: Text, move: Integers) -> Text:
+    def undo(self, state: TextBatch, move: Integers) -> TextBatch:
         """Empty the last place."""
         return state.scatter(1, self._last_place(state), EMPTY)
 
@@ -62,7 +62,7 @@ class Append:
         step = torch.arange(action.shape[1], device=action.device)
         return states_of_writes(step.expand_as(action), action, length, self.length, EMPTY, SINK)
 
-    def _last_place(self, state: Text) -> Int64[Tensor, "n 1"]:
+    def _last_place(self, state: TextBatch) -> Int64[Tensor, "n 1"]:
         """Return the place of the last letter; 0 if there is none."""
         return (state[:, 1:] >= 0).sum(1, keepdim=True)
 
@@ -73,19 +73,19 @@ class PrependAppend(Append):
     n_ends = 2
 
     @with_host_form(lambda self: partial(_is_at_an_end, self._letters.numpy()))
-    def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: TextBatch) -> Bool[Tensor, "n moves"]:
         """Return which letter is the last, and which the first."""
         return torch.cat([super().backward_mask(state), state[:, :1] == self._letters], 1)
 
     @with_host_form(lambda self: partial(_written, self.n_letters))
-    def move(self, state: Text, move: Integers) -> Text:
+    def move(self, state: TextBatch, move: Integers) -> TextBatch:
         """Write after the last letter, or before the first."""
         letter = move % self.n_letters
         prepended = torch.cat([letter[:, None], state[:, :-1]], 1)
         return prepended.where(self._is_left(move), super().move(state, letter))
 
     @with_host_form(lambda self: partial(_taken_back, self.n_letters))
-    def undo(self, state: Text, move: Integers) -> Text:
+    def undo(self, state: TextBatch, move: Integers) -> TextBatch:
         """Remove the last letter, or the first."""
         beheaded = torch.cat([state[:, 1:], torch.full_like(state[:, :1], EMPTY)], 1)
         return beheaded.where(self._is_left(move), super().undo(state, move))
@@ -120,22 +120,22 @@ class AnyPlace:
         self.n_moves, self.n_states = length * n_letters, (n_letters + 1) ** length
         self._first_move = n_letters * torch.arange(length, device=device)  # of each place
 
-    def forward_mask(self, state: Text) -> Bool[Tensor, "n actions"]:
+    def forward_mask(self, state: TextBatch) -> Bool[Tensor, "n actions"]:
         """Allow each letter at each empty place."""
         is_empty = (state == EMPTY).repeat_interleave(self.n_letters, 1)
         return torch.cat([is_empty, (state >= 0).all(1, keepdim=True)], 1)
 
-    def backward_mask(self, state: Text) -> Bool[Tensor, "n moves"]:
+    def backward_mask(self, state: TextBatch) -> Bool[Tensor, "n moves"]:
         """Return which letter is at each place."""
         mask = state.new_zeros(len(state), self.n_moves, dtype=torch.bool)
         return mask.scatter_(1, self._first_move + state.clamp(min=0), state >= 0)
 
-    def move(self, state: Text, move: Integers) -> Text:
+    def move(self, state: TextBatch, move: Integers) -> TextBatch:
         """Write at the place of the move."""
         move = move[:, None]
         return state.scatter(1, move // self.n_letters, move % self.n_letters)
 
-    def undo(self, state: Text, move: Integers) -> Text:
+    def undo(self, state: TextBatch, move: Integers) -> TextBatch:
         """Empty the place of the move."""
         return state.scatter(1, move[:, None] // self.n_letters, EMPTY)
 
@@ -149,45 +149,44 @@ class AnyPlace:
 
 # The host forms of the methods above.
 
-States: TypeAlias = Int64[np.ndarray, "n places"]
-Numbers: TypeAlias = Int64[np.ndarray, "n"]
+ArrayBatch: TypeAlias = Int64[np.ndarray, "n places"]
 
 
-def _legal_after_last(legal: Bool[np.ndarray, "letters actions"], state: States) -> np.ndarray:
+def _legal_after_last(legal: Bool[np.ndarray, "letters actions"], state: ArrayBatch) -> np.ndarray:
     return legal.take(state[:, -1], 0)
 
 
-def _last_place(state: States) -> Numbers:
+def _last_place(state: ArrayBatch) -> Int64[np.ndarray, "n"]:
     return np.add.reduce(state[:, 1:] >= 0, 1)
 
 
-def _is_last(letters: Numbers, state: States) -> np.ndarray:
+def _is_last(letters: Int64[np.ndarray, "letters"], state: ArrayBatch) -> np.ndarray:
     return state[np.arange(len(state)), _last_place(state)][:, None] == letters
 
 
-def _appended(state: States, letter: Numbers) -> States:
+def _appended(state: ArrayBatch, letter: Int64[np.ndarray, "n"]) -> ArrayBatch:
     place, state = state.argmin(1), state.copy()
     state[np.arange(len(state)), place] = letter
     return state
 
 
-def _shortened(state: States, move: Numbers) -> States:
+def _shortened(state: ArrayBatch, move: Int64[np.ndarray, "n"]) -> ArrayBatch:
     place, state = _last_place(state), state.copy()
     state[np.arange(len(state)), place] = EMPTY
     return state
 
 
-def _is_at_an_end(letters: Numbers, state: States) -> np.ndarray:
+def _is_at_an_end(letters: Int64[np.ndarray, "letters"], state: ArrayBatch) -> np.ndarray:
     return np.concatenate([_is_last(letters, state), state[:, :1] == letters], 1)
 
 
-def _written(n_letters: int, state: States, move: Numbers) -> States:
+def _written(n_letters: int, state: ArrayBatch, move: Int64[np.ndarray, "n"]) -> ArrayBatch:
     letter, is_left = move % n_letters, (move >= n_letters)[:, None]
     prepended = np.concatenate([letter[:, None], state[:, :-1]], 1)
     return np.where(is_left, prepended, _appended(state, letter))
 
 
-def _taken_back(n_letters: int, state: States, move: Numbers) -> States:
+def _taken_back(n_letters: int, state: ArrayBatch, move: Int64[np.ndarray, "n"]) -> ArrayBatch:
     beheaded = np.concatenate([state[:, 1:], np.full_like(state[:, :1], EMPTY)], 1)
     return np.where((move >= n_letters)[:, None], beheaded, _shortened(state, move))
 

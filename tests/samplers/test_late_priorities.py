@@ -218,6 +218,7 @@ def write_elsewhere(rb):
 def test_rows_of_another_process_do_not_have_the_priority_of_those_before_them():
     rb = buffer([1.0, 2.0, 3.0, 4.0], alpha=1.0, eps=0.0, shared=True)
     rb.set_rng(None)
+    torch.manual_seed(0)
     child = mp.get_context("forkserver").Process(target=write_elsewhere, args=(rb,))
     child.start()
     child.join()

@@ -67,7 +67,9 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
 
 def test_what_is_searched_around_keeps_its_state_and_is_closed(batches):
     start = Mock(Source, state_dict=Mock(return_value={"seed": 3}))
-    source = LocalSearchSource(start, Mock(LocalSearchSampler), None, 1, 0.5, torch.Generator())
+    source = LocalSearchSource(
+        start, Mock(LocalSearchSampler), GRID.make_env(), 1, 0.5, torch.Generator()
+    )
     assert source.state_dict() == {"source": {"seed": 3}}
     source.load_state_dict({"source": {"seed": 4}})
     start.load_state_dict.assert_called_once_with({"seed": 4})

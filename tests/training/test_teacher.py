@@ -19,7 +19,7 @@ from gfn_rb.training.sources import Teacher
     ("share", "batches"),
     [(0.5, "stst stst"), (1.0, "tttt tttt"), (0.25, "ssst ssst"), (1 / 3, "ssts stss")],
 )
-def test_the_teachers_batches_are_spread_evenly(share, batches, monkeypatch):
+def test_the_teachers_batches_are_spread_evenly(share, batches, monkeypatch, unchecked):
     source = Trainer(grid(teacher=TeacherOptions(share))).source
     for name, part in source.parts.items():
         monkeypatch.setattr(part, "sample", lambda n, name=name: name[0])

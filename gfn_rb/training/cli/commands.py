@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.cli.tables import (
     RunWatch,
+    Terminal,
     inspection,
     ranks_tables,
     result_table,
@@ -109,7 +109,7 @@ class Compare:
         report.check_format(self.out)
         comparison = report.compare_runs(self.runs, self.metrics, self.calls)
         report.write_comparison(self.out, comparison)
-        console = Console(markup=False, emoji=False)
+        console = Terminal()
         if console.is_terminal:
             console.print(comparison_table(comparison))
         else:
@@ -129,7 +129,7 @@ class Watch:
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        watch, console = RunWatch(self.run), Console(markup=False, emoji=False)
+        watch, console = RunWatch(self.run), Terminal()
         watch.read()
         if self.once or not console.is_terminal:
             print("\n".join(watch.lines()))
@@ -245,4 +245,4 @@ def _conclude(result: RunResult | None) -> int:
 
 def _print(*tables: Any) -> None:
     # Names of folders and keys are shown as they are, brackets and colons in them included.
-    Console(markup=False, emoji=False).print(*tables)
+    Terminal().print(*tables)

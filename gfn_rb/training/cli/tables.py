@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from gfn_rb.checkpoint import inspect_checkpoint
@@ -25,6 +26,18 @@ from gfn_rb.training.session.reading import (
     read_metrics,
 )
 from gfn_rb.training.trainer import PHASES, Trainer, run_secret
+
+
+class Terminal(Console):
+    """Console that prints text as it is and raises where its reader is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Leave to the caller what rich answers by exit status 1."""
+        raise BrokenPipeError
+
 
 Lines = Iterable[tuple[str, str]]
 
