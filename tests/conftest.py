@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import re
+from multiprocessing.forkserver import ensure_running
 
 import hypothesis
 import jaxtyping
@@ -77,6 +78,7 @@ def pytest_configure(config):
     if config.option.all:
         importlib.import_module("tests.uninitialized")
         multiprocessing.set_forkserver_preload([*PRELOADED, "tests.uninitialized"])
+        ensure_running()  # here, as it imports from the working directory, which tests change
         jaxtyping.jaxtyped = checked  # which is what the import hook writes above each function
         jaxtyping.install_import_hook("gfn_rb", "beartype.beartype")
 
