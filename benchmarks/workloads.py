@@ -158,10 +158,10 @@ def challenge_to(
     """Return a batch of which a full buffer accepts exactly so many rows.
 
     Args:
-        rb: the buffer. What a round-robin buffer gets is made from its own content likewise.
+        rb: the buffer. A batch for a round-robin buffer is made from the content of that buffer.
         accepted: see :func:`challenge`.
-        scale: likewise.
-        n: likewise.
+        scale: see :func:`challenge`.
+        n: see :func:`challenge`.
     """
     return items(challenge(rb[:].get("log_reward"), accepted, scale, n))
 

@@ -64,7 +64,7 @@ class GradientAverage:
 
     The first rank adds up what the others send it, in double precision and in the order of ranks,
     and sends the mean back: all ranks take the same step, bit for bit. In the first round the
-    parameters are averaged likewise, so that all start from the same ones.
+    parameters are averaged in the same way, so that all ranks start from the same ones.
 
     Where a rank is lost, or stays silent too long, all others fail: going on without it, they would
     save steps that it never takes, and the run could not be resumed. Where a rank is told to stop,
@@ -143,7 +143,7 @@ class GradientAverage:
     def _wait(self, rank: int, handle: SendHandle | None) -> None:
         """Wait until a rank has taken a message, or has sent one: it has it, or has left."""
         if handle is not None:
-            with suppress(TransportError):  # likewise
+            with suppress(TransportError):  # the next receive from a lost rank reports it
                 Deadline(self._timeout, self._shutdown).wait(
                     lambda seconds: _has_left(handle, seconds) or self._has_come(rank, 0.0)
                 )
