@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         PrioritySampler,
         QuantileRewardSampler,
         RankRewardSampler,
+        RecencySampler,
         SoftmaxRewardSampler,
     )
     from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
@@ -45,6 +46,7 @@ __all__ = [
     "PrioritySampler",
     "QuantileRewardSampler",
     "RankRewardSampler",
+    "RecencySampler",
     "RewardPrioritizedWriter",
     "RowMemmapStorage",
     "RowTensorStorage",
@@ -71,7 +73,8 @@ __getattr__ = lazy_exports(
     checkpoint="load_checkpoint save_checkpoint",
     containers="States Trajectories Transitions",
     rollout="ActionSampler LocalSearchSampler Sampler",
-    samplers="PrioritySampler QuantileRewardSampler RankRewardSampler SoftmaxRewardSampler",
+    samplers="PrioritySampler QuantileRewardSampler RankRewardSampler RecencySampler"
+    " SoftmaxRewardSampler",
     storages="RowMemmapStorage RowTensorStorage",
     writers="DiversityWriter FIFOWriter RewardPrioritizedWriter",
     **{"interop.experience": "ExperienceMemory"},

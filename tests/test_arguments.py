@@ -15,6 +15,7 @@ from gfn_rb import (
     PrioritySampler,
     QuantileRewardSampler,
     RankRewardSampler,
+    RecencySampler,
     RewardPrioritizedWriter,
     SoftmaxRewardSampler,
     diverse_buffer,
@@ -63,6 +64,10 @@ PARTS = {
     SoftmaxRewardSampler: {"key": KEY, "temperature": POSITIVE, "replacement": REPLACEMENT},
     RankRewardSampler: {"key": KEY, "k": POSITIVE, "replacement": REPLACEMENT},
     QuantileRewardSampler: {"key": KEY, "top_fraction": [*POSITIVE, 1], "top_share": SHARE},
+    RecencySampler: {
+        "key": KEY, "newest": [0, 0.5, math.nan, "a"], "decay": [*POSITIVE, 1.5],
+        "replacement": REPLACEMENT,
+    },
     PrioritySampler: {
         "key": KEY[1:], "alpha": NOT_NEGATIVE, "eps": NOT_NEGATIVE, "beta": NOT_NEGATIVE,
     },

@@ -1,8 +1,8 @@
-"""Losses on trajectories, transitions and states.
+"""Losses on trajectories, transitions, states, and completions of language models.
 
-Each reads one container and is zero, in every row, once the policy samples in proportion to the
-reward. ``LOSSES`` names them for configurations: each module of this package is imported, and each
-loss that has a ``name`` is in it from then on. What they share is in
+Each class reads one container and is zero, in every row, once the policy samples in proportion to
+the reward. ``LOSSES`` names them for configurations: each module of this package is imported, and
+each loss that has a ``name`` is in it from then on. What they share is in
 :class:`~gfn_rb.losses.base.Loss`.
 """
 
@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 import torch
 
 from gfn_rb.losses.base import LOSSES, Loss, Penalty, linex
+from gfn_rb.losses.completions import clipped_ratio, completion_log_prob, group_residual
 from gfn_rb.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.losses.flow_matching import FlowMatching
 from gfn_rb.losses.trajectory_balance import SubTrajectoryBalance, TrajectoryBalance
@@ -31,5 +32,8 @@ __all__ = [
     "ModifiedDetailedBalance",
     "SubTrajectoryBalance",
     "TrajectoryBalance",
+    "clipped_ratio",
+    "completion_log_prob",
+    "group_residual",
     "linex",
 ]

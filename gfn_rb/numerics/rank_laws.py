@@ -98,8 +98,31 @@ class StepLaw:
         return p.masked_fill_(rank < self._n_top, self._p_top).log_()
 
 
+class GeometricLaw:
+    r"""Rank r has probability :math:`p_r \propto d^r` if r < m, and 0 if not.
+
+    The cumulative mass :math:`(1 - d^{r+1}) / (1 - d^m)` is inverted in closed form.
+    """
+
+    def __init__(self, n: int, n_first: int, decay: float) -> None:
+        self.n, self.support = n, n_first
+        self._log_decay = math.log(decay)
+        self._total = -math.expm1(n_first * self._log_decay)
+        self._log_scale = math.log(-math.expm1(self._log_decay) / self._total)
+
+    def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
+        rank = uniform.mul(-self._total).log1p_().div_(self._log_decay)
+        return rank.to(torch.int64).clamp_(max=self.support - 1)
+
+    def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        """Return the log-probability of ranks."""
+        log_p = rank.to(torch.float64).mul_(self._log_decay).add_(self._log_scale)
+        return log_p.masked_fill_(rank >= self.support, -math.inf)
+
+
 # A law over the ranks 0 to n - 1.
-RankLaw = HarmonicLaw | StepLaw
+RankLaw = HarmonicLaw | StepLaw | GeometricLaw
 
 _TINY = 1e-300
 

@@ -6,18 +6,19 @@ from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gfn_rb.samplers.priority import PrioritySampler
-    from gfn_rb.samplers.ranked import QuantileRewardSampler, RankRewardSampler
+    from gfn_rb.samplers.ranked import QuantileRewardSampler, RankRewardSampler, RecencySampler
     from gfn_rb.samplers.softmax import SoftmaxRewardSampler
 
 __all__ = [
     "PrioritySampler",
     "QuantileRewardSampler",
     "RankRewardSampler",
+    "RecencySampler",
     "SoftmaxRewardSampler",
 ]
 __getattr__ = lazy_exports(
     __name__,
     priority="PrioritySampler",
-    ranked="QuantileRewardSampler RankRewardSampler",
+    ranked="QuantileRewardSampler RankRewardSampler RecencySampler",
     softmax="SoftmaxRewardSampler",
 )

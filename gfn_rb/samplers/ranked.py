@@ -1,4 +1,4 @@
-"""Drawing by rank, as a weight that falls with it or a share from the best."""
+"""Drawing by rank: a weight that falls with it, a share from the best, or the newest rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import torch
 from tensordict import NestedKey
 from torch import Tensor
 
-from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics.rank_laws import HarmonicLaw, RankedDistribution, RankLaw, StepLaw
+from gfn_rb.keys import LOG_REWARD, POLICY_VERSION
+from gfn_rb.numerics.rank_laws import (
+    GeometricLaw,
+    HarmonicLaw,
+    RankedDistribution,
+    RankLaw,
+    StepLaw,
+)
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 
 
@@ -123,3 +129,47 @@ class QuantileRewardSampler(RankSampler):
     def _law(self, n: int, device: torch.device) -> RankLaw:
         n_top = math.ceil(Fraction(str(self.top_fraction)) * n)
         return StepLaw(n, n_top, self.top_share)
+
+
+class RecencySampler(RankSampler):
+    r"""Draws from the newest rows, item i with probability :math:`p_i \propto d^{r_i}`.
+
+    :math:`r_i` is the item's rank by age, 0 for the newest. Items of rank ``newest`` and above are
+    not drawn, which truncates the geometric law. Of items with equal keys, such as those of one
+    policy version, the lower row has the lower rank.
+
+    To weigh rows by their age instead of their rank, in proportion to
+    :math:`\gamma^\text{age in versions}`, use
+    ``SoftmaxRewardSampler("policy_version", temperature=-1 / math.log(gamma))``.
+
+    Args:
+        key: entry that grows with the time at which an item was made.
+        newest: number of items that can be drawn, at least 1; ``math.inf`` for all.
+        decay: d, above 0 and at most 1; 1 draws them uniformly. Assignment or a TorchRL scheduler
+            may change it and ``newest``.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the number of items that can be drawn.
+
+    Raises:
+        ArgumentError: ``newest`` or ``decay`` is out of range.
+    """
+
+    newest = Parameter("a number of at least 1", lambda n: n >= 1)
+    decay = Parameter("above 0 and at most 1", lambda decay: 0 < decay <= 1)
+
+    def __init__(
+        self,
+        key: NestedKey = POLICY_VERSION,
+        newest: float | int = math.inf,
+        decay: float = 1.0,
+        replacement: Replacement = "auto",
+    ) -> None:
+        super().__init__(key, replacement)
+        self.newest = newest
+        self.decay = decay
+
+    def _law(self, n: int, device: torch.device) -> RankLaw:
+        n_first = math.floor(min(n, self.newest))
+        if self.decay == 1:
+            return StepLaw(n, n_first, 1.0)
+        return GeometricLaw(n, n_first, self.decay)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
-from gfn_rb.numerics.rank_laws import _HEAD, HarmonicLaw, RankedDistribution, StepLaw
+from gfn_rb.numerics.rank_laws import _HEAD, GeometricLaw, HarmonicLaw, RankedDistribution, StepLaw
 
 BELOW_1 = 1 - 2.0**-53
 
@@ -48,6 +48,19 @@ def test_harmonic_law_at_its_limits():
     for n in (1000, 50_000):  # uniform; between the borders of two ranks, not at one
         drawn = quantile(HarmonicLaw(n, math.inf), [0.0, 0.25 + 0.5 / n, 0.5 + 0.5 / n, BELOW_1])
         assert drawn == [0, n // 4, n // 2, n - 1]
+
+
+@given(n=st.integers(1, 50), first=st.integers(1, 50), decay=st.sampled_from([1e-300, 0.3, 0.999]))
+def test_geometric_law_is_inverted_exactly(n, first, decay):
+    first = min(n, first)
+    law = GeometricLaw(n, first, decay)
+    weight = [decay**rank if rank < first else 0.0 for rank in range(n)]
+    p = np.array(weight) / sum(weight)
+    assert law.log_prob(torch.arange(n)).exp().tolist() == pytest.approx(p)
+    centre = p.cumsum() - p / 2
+    drawn = (p > 1e-12).nonzero()[0]  # the others leave no number between 0 and 1 to double floats
+    assert quantile(law, centre[drawn]) == drawn.tolist()
+    assert quantile(law, [0.0, BELOW_1]) == [0, pytest.approx(first - 1, abs=first * (decay < 0.5))]
 
 
 @given(n=st.integers(1, 50), top=st.integers(1, 50), share=st.integers(0, 16))

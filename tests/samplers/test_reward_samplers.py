@@ -24,7 +24,12 @@ from gfn_rb.errors import (
     ShapeError,
 )
 from gfn_rb.numerics.rank_laws import RankedDistribution
-from gfn_rb.samplers import QuantileRewardSampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.samplers import (
+    QuantileRewardSampler,
+    RankRewardSampler,
+    RecencySampler,
+    SoftmaxRewardSampler,
+)
 from gfn_rb.writers import RewardPrioritizedWriter
 
 # Ties, and an item of reward zero.
@@ -109,6 +114,12 @@ def test_draws_follow_the_reward(kind, dtype):
             QuantileRewardSampler(top_fraction=0.5, top_share=0.9, replacement=True),
             [1.0, 7.0, 1.0, 9.0, 0.0],
             [0.3, 0.3, 0.05, 0.3, 0.05],
+        ),
+        # Ranks 1, 0, 2 and 3 of the latter, which is not drawn: 4 : 2 : 1.
+        (
+            RecencySampler("log_reward", newest=3, decay=0.5, replacement=True),
+            [2.0, 3.0, 1.0, 0.0],
+            np.array([2, 4, 1, 0]) / 7,
         ),
     ],
 )

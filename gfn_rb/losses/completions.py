@@ -1,0 +1,99 @@
+"""Trajectory balance of language models: completions of prompts, with a reference model.
+
+A completion y of a prompt x has one trajectory, its tokens in their order, so P_B = 1. The target
+is p(y | x) proportional to p_ref(y | x) exp(r(x, y) / beta), the optimum of a reward r under a KL
+penalty of weight beta. These functions read stored tokens; any policy may have made them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.shapes import Bool, Float, Int64, Shaped
+
+
+def completion_log_prob(
+    logits: Float[Tensor, "n T V"], tokens: Int64[Tensor, "n T"], mask: Bool[Tensor, "n T"]
+) -> Float[Tensor, "n"]:
+    """Return the log-probability of each completion, the sum over its tokens, with gradient.
+
+    Args:
+        logits: output of the model at each position, for the token at that position.
+        tokens: tokens of each completion, the end token included. Padding may be any token.
+        mask: whether a position belongs to the completion; False for prompt and padding.
+
+    Returns:
+        Log-probabilities in nats.
+    """
+    log_prob = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    return log_prob.where(mask, 0).sum(-1)
+
+
+def group_residual(
+    log_prob: Float[Tensor, "n"],
+    reference_log_prob: Float[Tensor, "n"],
+    log_reward: Float[Tensor, "n"],
+    group: Shaped[Tensor, "n"],
+    weight: Float[Tensor, "n"] | None = None,
+) -> Float[Tensor, "n"]:
+    r"""Return the trajectory balance residual of completions, with log Z estimated per prompt.
+
+    .. math:: \delta_i = \log \hat Z + \log p_\theta(y_i|x) - \log p_{ref}(y_i|x) - r_i / \beta,
+       \quad \log \hat Z = \frac{\sum_j w_j (\log p_{ref}(y_j|x) + r_j / \beta
+       - \log p_\theta(y_j|x))}{\sum_j w_j},
+
+    with j over the completions of the same prompt in the batch. ``residual.square().mean()`` is the
+    VarGrad loss: the variance of :math:`\delta` in each group (Richter et al. 2020,
+    arXiv:2010.10436; Zhang et al. 2023, arXiv:2305.17010; for language models trained on the rows
+    of other processes, Bartoldson et al. 2025, arXiv:2503.18929). The gradient does not pass
+    through :math:`\hat Z`, where it would cancel.
+
+    Args:
+        log_prob: log p_theta of the current policy in nats, with gradient, as of
+            :func:`completion_log_prob`.
+        reference_log_prob: log p_ref of the frozen reference model, in nats.
+        log_reward: r / beta, in nats.
+        group: number of the prompt of each completion. The only completion of a prompt in a batch
+            has residual 0.
+        weight: weight w of each completion, at least 0, such as :func:`clipped_ratio`; weigh the
+            squares by it, too. Default: None, all equal.
+    """
+    excess = log_prob - reference_log_prob - log_reward
+    same = (group[:, None] == group).to(excess.dtype)
+    if weight is not None:
+        same = same * weight
+    # Without weight, a group has no estimate, and its residuals count for nothing.
+    total = same.sum(1).clamp(min=torch.finfo(same.dtype).tiny)
+    return excess - (same @ excess.detach()) / total
+
+
+def clipped_ratio(
+    log_prob: Float[Tensor, "n"], behaviour_log_prob: Float[Tensor, "n"], clip: float = 1.0
+) -> Float[Tensor, "n"]:
+    r"""Return importance weights of completions, without gradient.
+
+    .. math:: w_i = \min(c, p_\theta(y_i|x) / p_{behaviour}(y_i|x)).
+
+    They turn a mean over stored completions into one over the current policy, up to the bias of the
+    clip (Ionides 2008; Espeholt et al. 2018, arXiv:1802.01561)::
+
+        weight = clipped_ratio(log_prob, batch["log_prob"])
+        residual = group_residual(log_prob, reference, batch["log_reward"], prompt, weight)
+        loss = (weight * residual.square()).mean()
+
+    Args:
+        log_prob: log p_theta of the current policy, in nats.
+        behaviour_log_prob: log-probability under the policy that made each completion, in nats.
+        clip: c, the largest weight, above 0.
+
+    Raises:
+        ArgumentError: ``clip`` is not a positive number.
+    """
+    if not 0 < clip < math.inf:
+        raise ArgumentError(f"clip must be a positive number, got {clip}")
+    log_ratio = log_prob.detach() - behaviour_log_prob
+    return log_ratio.clamp(max=math.log(clip)).exp()

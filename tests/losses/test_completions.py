@@ -1,0 +1,98 @@
+"""Losses of completions, against sums over all completions and values by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.losses import clipped_ratio, completion_log_prob, group_residual
+
+N_COMPLETIONS = 7
+
+
+@pytest.fixture
+def task():
+    """Log-probabilities of all completions of one prompt: of a policy, a reference; the reward."""
+    generator = torch.Generator().manual_seed(0)
+    policy, reference = torch.randn(
+        2, N_COMPLETIONS, generator=generator, dtype=torch.float64
+    ).log_softmax(1)
+    log_reward = 3 * torch.rand(N_COMPLETIONS, generator=generator, dtype=torch.float64)
+    return policy, reference, log_reward
+
+
+def test_log_prob_sums_over_the_tokens_of_the_mask():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 4, generator=generator).requires_grad_()
+    tokens = torch.randint(4, (3, 5), generator=generator)
+    mask = torch.tensor([[0, 1, 1, 1, 0], [0, 1, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    found = completion_log_prob(logits, tokens, mask)
+    for row in range(3):
+        steps = [logits[row, t].softmax(0)[tokens[row, t]].log() for t in range(5) if mask[row, t]]
+        torch.testing.assert_close(found[row], sum(steps))
+    found.sum().backward()
+    assert (logits.grad[~mask] == 0).all()
+    other = tokens.where(mask, (tokens + 1) % 4)
+    assert torch.equal(completion_log_prob(logits, other, mask), found)
+
+
+def test_residual_is_zero_at_the_target(task):
+    _, reference, log_reward = task
+    target = (reference + log_reward).log_softmax(0)
+    some = torch.tensor([0, 2, 2, 5])
+    residual = group_residual(target[some], reference[some], log_reward[some], torch.zeros(4))
+    torch.testing.assert_close(residual, torch.zeros(4, dtype=torch.float64))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(0, 2**20))
+def test_cost_and_gradient_are_those_of_the_variance_in_each_group(group, seed):
+    generator = torch.Generator().manual_seed(seed)
+    n, group = len(group), torch.tensor(group)
+    log_prob, reference, log_reward = torch.randn(3, n, generator=generator, dtype=torch.float64)
+    log_prob.requires_grad_()
+    residual = group_residual(log_prob, reference, log_reward, group)
+    excess = log_prob - reference - log_reward
+    variance = sum(
+        excess[group == each].var(correction=0) * (group == each).sum() / n
+        for each in set(group.tolist())
+    )
+    cost = residual.square().mean()
+    torch.testing.assert_close(cost, variance)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(each, log_prob, retain_graph=True)[0] for each in (cost, variance))
+    )
+
+
+def test_weighted_gradient_is_that_of_the_divergence_from_the_target(task):
+    """All completions once, as of a uniform behaviour: grad of mean(w delta^2) / 2 is grad KL."""
+    policy, reference, log_reward = task
+    logits = policy.clone().requires_grad_()
+    log_prob = logits.log_softmax(0)
+    behaviour = torch.full_like(policy, -math.log(N_COMPLETIONS))
+    weight = clipped_ratio(log_prob, behaviour, clip=1e3)
+    assert not weight.requires_grad
+    group = torch.zeros(N_COMPLETIONS)
+    residual = group_residual(log_prob, reference, log_reward, group, weight)
+    target = (reference + log_reward).log_softmax(0)
+    divergence = (log_prob.exp() * (log_prob - target)).sum()
+    found, expected = (
+        torch.autograd.grad(each, logits, retain_graph=True)[0]
+        for each in ((weight * residual.square()).mean() / 2, divergence)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_ratio_is_clipped_and_a_group_without_weight_is_finite():
+    log_prob = torch.tensor([-1.0, -1.0, -200.0]).requires_grad_()
+    behaviour = torch.tensor([-1.5, -0.5, 0.0])
+    weight = clipped_ratio(log_prob, behaviour)
+    torch.testing.assert_close(weight, torch.tensor([1.0, math.exp(-0.5), 0.0]))
+    group = torch.tensor([0, 0, 1])
+    residual = group_residual(log_prob, behaviour, torch.zeros(3), group, weight)
+    (weight * residual.square()).mean().backward()
+    assert log_prob.grad.isfinite().all()
+    with pytest.raises(ArgumentError, match="clip must be a positive number, got 0"):
+        clipped_ratio(log_prob, behaviour, clip=0.0)
