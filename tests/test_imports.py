@@ -16,7 +16,7 @@ from test_layers import FILES, imports, module_name
 import gfn_rb
 
 # Import names of the optional dependencies and of what only the tests use.
-HEAVY = ("matplotlib", "mpi4py", "tyro", "tqdm", "rich", "gfn", "scipy", "RNA")
+HEAVY = ("matplotlib", "mpi4py", "tyro", "tqdm", "gfn", "scipy", "RNA")
 CHECKERS = ("jaxtyping", "beartype")
 BLOCKED = ("beartype", "json")
 # Modules whose business an optional dependency is.

@@ -19,7 +19,7 @@ from gfn_rb.transports.launch import end_process, is_fault_tolerant, launched
 __all__ = ["main"]
 
 _FAILURE, _USAGE, _INTERRUPTED, _TERMINATED = 1, 2, 130, 143
-_EXTRA = ("tyro", "rich", "tqdm", "matplotlib")
+_EXTRA = ("tyro", "tqdm", "matplotlib")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import tyro
-from rich.live import Live
-from rich.text import Text
 
 from gfn_rb.checkpoint import recover
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.cli.tables import (
     RunWatch,
-    Terminal,
+    aligned_lines,
     inspection,
-    ranks_tables,
-    result_table,
+    ranks_lines,
+    result_lines,
 )
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import TransportName
@@ -37,6 +35,7 @@ DESCRIPTION = (
     "gfn-rb --version tells the version."
 )
 _READ_EVERY = 2.0  # seconds; ranks write every five
+_CLEAR = "\x1b[2J\x1b[H"  # the terminal, and go to its first line
 
 
 @dataclass
@@ -83,7 +82,7 @@ class Inspect:
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        _print(*inspection(self.path))
+        print(*inspection(self.path), sep="\n")
         return 0
 
 
@@ -102,18 +101,12 @@ class Compare:
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        # matplotlib takes a while to load
-        from gfn_rb.training.cli.comparison import comparison_lines, comparison_table
-        from gfn_rb.training.report import comparison as report
+        from gfn_rb.training.report import comparison as report  # matplotlib takes long to load
 
         report.check_format(self.out)
         comparison = report.compare_runs(self.runs, self.metrics, self.calls)
         report.write_comparison(self.out, comparison)
-        console = Terminal()
-        if console.is_terminal:
-            console.print(comparison_table(comparison))
-        else:
-            print("\n".join(comparison_lines(comparison)))
+        print(comparison.title, *aligned_lines(comparison.rows()), sep="\n")
         print(f"picture  {self.out}")
         return 0
 
@@ -129,17 +122,15 @@ class Watch:
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        watch, console = RunWatch(self.run), Terminal()
-        watch.read()
-        if self.once or not console.is_terminal:
-            print("\n".join(watch.lines()))
-            return 0
-        with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
-            live.update(Text("\n".join(watch.lines())), refresh=True)
-            while not watch.has_ended:
-                time.sleep(_READ_EVERY)
+        watch = RunWatch(self.run)
+        is_live = sys.stdout.isatty() and not self.once
+        with suppress(KeyboardInterrupt):
+            while True:
                 watch.read()
-                live.update(Text("\n".join(watch.lines())), refresh=True)
+                print(*[_CLEAR] * is_live, *watch.lines(), sep="\n", flush=True)
+                if not is_live or watch.has_ended:
+                    return 0
+                time.sleep(_READ_EVERY)
         return 0
 
 
@@ -234,15 +225,10 @@ def _conclude(result: RunResult | None) -> int:
     folder = result.folder
     if result.stopped_by is not None:
         return 128 + result.stopped_by
-    _print(result_table(result.trainer, result.row), *ranks_tables(folder))
+    print(*result_lines(result.trainer, result.row), *ranks_lines(folder), sep="\n")
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
     print(f"go on    {folder.how_to_resume()} --steps {2 * result.trainer.steps_done}")
     for why in result.unwritten:
         print(f"gfn-rb: not written at the end: {why}", file=sys.stderr)
     return int(bool(result.unwritten))
-
-
-def _print(*tables: Any) -> None:
-    # Names of folders and keys are shown as they are, brackets and colons in them included.
-    Terminal().print(*tables)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
@@ -27,19 +23,7 @@ from gfn_rb.training.session.reading import (
 )
 from gfn_rb.training.trainer import PHASES, Trainer, run_secret
 
-
-class Terminal(Console):
-    """Console that prints text as it is and raises where its reader is gone."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False, emoji=False)
-
-    def on_broken_pipe(self) -> None:
-        """Leave to the caller what rich answers by exit status 1."""
-        raise BrokenPipeError
-
-
-Lines = Iterable[tuple[str, str]]
+Lines = Iterator[str]
 
 _DISTANCES = {
     "total_variation": "total variation, policy to target",
@@ -57,68 +41,63 @@ _OTHERS = {
 }
 
 
-def result_table(trainer: Trainer, row: Mapping[str, Any]) -> Table:
-    """Return the table at the end of a run; the row was measured there."""
+def result_lines(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
+    """Yield the table at the end of a run; the row was measured there."""
     config = trainer.config
     title = f"{config.env}, {row['step']:,} steps of {config.batch_size}, seed {config.seed}"
     total = row["time_total"]
     seconds = {name: row[f"time_{name}"] for name in PHASES}
     seconds["other"] = total - sum(seconds.values())
-    times = [(f"  {name}", f"{s:.1f} s ({s / total:.0%})") for name, s in seconds.items()]
-    return _table(title, [*_quality(trainer, row), ("wall time", f"{total:.1f} s"), *times])
+    times = {f"  {name}": f"{s:.1f} s ({s / total:.0%})" for name, s in seconds.items()}
+    yield from _described(title, {**_quality(trainer, row), "wall time": f"{total:.1f} s", **times})
 
 
-def ranks_tables(folder: RunFolder) -> list[Table]:
-    """Return the table of what each rank of a finished run did; none where it had but one."""
+def ranks_lines(folder: RunFolder) -> Lines:
+    """Yield the table of what each rank of a finished run did; nothing where it had but one."""
     if not folder.ranks_report.exists():
-        return []
+        return
     report: RunReport = read_json(folder.ranks_report, RunReport)
-    table = Table(title="ranks", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column(no_wrap=True)
-    metrics = "reward calls", "modes found", "total variation"
-    for heading in (*metrics, "sent", "fed", "received", "stored"):
-        table.add_column(heading, justify="right")
+    measures = "reward_calls", "modes_found", "total_variation"
+    headings = (name.replace("_", " ") for name in measures)
+    rows = [["ranks", *headings, "sent", "fed", "received", "stored"]]
     for rank, done in report["ranks"].items():
-        row, counters = done["measured"], done["counters"]
-        table.add_row(
-            printable(f"rank {rank}"),
-            *(number(row.get(key)) for key in ("reward_calls", "modes_found", "total_variation")),
-            number(counters.get("sent")),
-            number(counters.get("fed")),
-        )
+        counters = done["counters"]
+        cells = [number(done["measured"].get(name)) for name in measures]
+        cells += number(counters.get("sent")), number(counters.get("fed")), "", ""
+        rows.append([printable(f"rank {rank}"), *cells])
     for manager in report["managers"]:
-        table.add_row(f"manager {manager}", "", "", "", "", *_managed(folder, manager))
-    table.add_row("together", number(report["reward_calls"]), number(report["modes_found"]))
-    lost = (printable(f"rank {rank} was lost: {why}") for rank, why in report["lost"].items())
-    table.caption, table.caption_justify = "\n".join(lost) or None, "left"
-    return [table]
+        rows.append([f"manager {manager}", "", "", "", "", *_managed(folder, manager)])
+    together = number(report["reward_calls"]), number(report["modes_found"])
+    yield from aligned_lines([*rows, ["together", *together, "", "", "", "", ""]])
+    for rank, why in report["lost"].items():
+        yield printable(f"rank {rank} was lost: {why}")
 
 
 def _managed(folder: RunFolder, rank: int) -> list[str]:
     """Return how many rows a manager fed, received and stored; nothing where it was lost."""
     path = RunFolder(folder.path, rank).manager
     if not path.exists():
-        return []
+        return ["", "", ""]
     known: ManagerReport = read_json(path, ManagerReport)
     senders = known["senders"].values()
     fed, received = sum(each["fed"] for each in senders), sum(each["items"] for each in senders)
     return [number(fed), number(received), number(known["stored"])]
 
 
-def inspection(path: Path) -> list[Table]:
-    """Return tables of what a run folder or a checkpoint holds."""
+def inspection(path: Path) -> Lines:
+    """Yield what a run folder or a checkpoint holds."""
     if not path.exists():
         raise ArgumentError(f"path must be a run folder or a checkpoint, got {path}, which is not")
     if not path.is_dir():
-        return _checkpoint_tables(path)
+        yield from _checkpoint_lines(path)
+        return
     folder = RunFolder.open(path)
-    tables = [_table(f"{path}: configuration", _shown(flat(folder.read_options())))]
+    yield from _described(f"{path}: configuration", flat(folder.read_options()))
     if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
-        tables.append(_table(f"{folder.metrics}: last of {len(rows)} rows", rows[-1].items()))
-    tables += ranks_tables(folder)
+        yield from _described(f"{folder.metrics}: last of {len(rows)} rows", rows[-1])
+    yield from ranks_lines(folder)
     if folder.checkpoint.exists():
-        tables += _checkpoint_tables(folder.checkpoint)
-    return tables
+        yield from _checkpoint_lines(folder.checkpoint)
 
 
 def number(value: int | float | None) -> str:
@@ -128,7 +107,7 @@ def number(value: int | float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
-def aligned_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def aligned_lines(rows: Sequence[Sequence[str]]) -> Lines:
     """Yield rows as text, however wide: the first column to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *rest in rows:
@@ -136,54 +115,48 @@ def aligned_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join([first.ljust(widths[0]), *cells])
 
 
-def _quality(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
+def _described(title: str, values: Mapping[str, Any]) -> Lines:
+    """Yield a title, what values there are by name, and an empty line."""
+    yield printable(title)
+    width = max((len(printable(name)) for name in values), default=0)
+    for name, value in values.items():
+        text = f"{value:,}" if type(value) is int else printable(value)
+        yield f"  {printable(name).ljust(width)}  {text}"
+    yield ""
+
+
+def _quality(trainer: Trainer, row: Mapping[str, Any]) -> dict[str, str]:
     log_z, true = row["log_z"], trainer.fit.log_z
     n_found, n_modes = row["modes_found"], trainer.env.n_modes
     of_true = "" if true is None else f", true {true:.3f} ({log_z - true:+.3f})"
     of_all = f" of {n_modes:,} ({n_found / n_modes:.0%})" if n_modes else ""
-    distances = [
-        (title, f"{row[name]:.4f} ({trainer.fit.method})")
+    distances = {
+        title: f"{row[name]:.4f} ({trainer.fit.method})"
         for name, title in _DISTANCES.items()
         if name in row
-    ]
-    return [
-        *distances,
-        ("log Z", f"{log_z:.3f}{of_true}"),
-        ("modes found", f"{n_found:,}{of_all}"),
-        ("mean score of the best 100", f"{row['top_100_score']:.4f}"),
-        *((title, number(row[key])) for key, title in _OTHERS.items() if row.get(key) is not None),
-        ("distinct reward calls", f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}"),
-    ]
+    }
+    others = {t: number(row[name]) for name, t in _OTHERS.items() if row.get(name) is not None}
+    return {
+        **distances,
+        "log Z": f"{log_z:.3f}{of_true}",
+        "modes found": f"{n_found:,}{of_all}",
+        "mean score of the best 100": f"{row['top_100_score']:.4f}",
+        **others,
+        "distinct reward calls": f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}",
+    }
 
 
-def _checkpoint_tables(path: Path) -> list[Table]:
+def _checkpoint_lines(path: Path) -> Lines:
     summary = inspect_checkpoint(path, secret=run_secret())
     size = f"{summary['nbytes'] / 1e6:,.1f} MB, {summary['n_tensors']:,} tensors"
-    head = [("size", size), ("values", ", ".join(map(str, summary["values"])))]
-    tables = [_table(str(path), head)]
+    yield from _described(
+        str(path), {"size": size, "values": ", ".join(map(str, summary["values"]))}
+    )
     for buffer in summary["buffers"]:
         rows = buffer.pop("rows")
-        keys = [(f"key {name}", f"{key['dtype']} {key['shape']}") for name, key in rows.items()]
-        known = {k: v for k, v in buffer.items() if v is not None}
-        tables.append(_table("buffer", [*_shown(known), *keys]))
-    return tables
-
-
-def _shown(values: Mapping[str, Any]) -> Lines:
-    return [
-        (name, f"{value:,}" if type(value) is int else str(value)) for name, value in values.items()
-    ]
-
-
-def _table(title: str, lines: Lines) -> Table:
-    table = Table(
-        title=printable(title), title_justify="left", box=box.SIMPLE_HEAD, show_header=False
-    )
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        table.add_row(printable(name), printable(value))
-    return table
+        keys = {f"key {name}": f"{key['dtype']} {key['shape']}" for name, key in rows.items()}
+        known = {name: value for name, value in buffer.items() if value is not None}
+        yield from _described("buffer", known | keys)
 
 
 # Two tables of at most 80 columns.
@@ -215,7 +188,7 @@ class RunWatch:
         known = self._known.values()
         return all(status and status["state"] in ("done", "stopped") for status in known)
 
-    def lines(self, now: float | None = None) -> Iterator[str]:
+    def lines(self, now: float | None = None) -> Lines:
         """Yield two lines for each rank, and one for each loss of a peer."""
         time_now = time.time() if now is None else now
         known = self._known.items()

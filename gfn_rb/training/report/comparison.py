@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,13 +110,40 @@ class Comparison(NamedTuple):
     metrics: list[str]
     configurations: list[Configuration]
 
-    def best(self, metric: str) -> Configuration | None:
-        """Return the configuration of best mean; None where nobody knows which way is better."""
-        sign = direction(metric)
-        if not sign or len(self.configurations) < 2:
-            return None
-        at = np.array([float(self.calls)])
-        return max(self.configurations, key=lambda each: sign * each.at(metric, at)[0][0])
+    @property
+    def title(self) -> str:
+        """What is compared, in one line."""
+        several = any(len(each.runs) > 1 for each in self.configurations)
+        spread = ", mean ± standard deviation over seeds" if several else ""
+        return f"{self.env} after {self.calls:,} reward calls{spread}"
+
+    def rows(self) -> list[list[str]]:
+        """Return the cells of a table: headings, and a row for each configuration."""
+        metrics = [metric.replace("_", " ") for metric in self.metrics]
+        columns = [
+            _column(self.configurations, metric, self.calls)
+            for metric in (*self.metrics, "time_total")
+        ]
+        names = ((each.label, str(len(each.runs))) for each in self.configurations)
+        rows = [[*name, *cells] for name, *cells in zip(names, *columns, strict=True)]
+        return [["configuration", "seeds", *metrics, "seconds"], *rows]
+
+
+def _column(configurations: Iterable[Configuration], metric: str, calls: int) -> list[str]:
+    """Return the cells of a column; counts and large numbers have fewer digits."""
+    at = np.array([float(calls)])
+    numbers = [tuple(float(value[0]) for value in each.at(metric, at)) for each in configurations]
+    means = [mean for mean, _ in numbers if math.isfinite(mean)]
+    is_count = metric in ("modes_found", "separated_modes", "distinct_reward_calls")
+    largest = max(map(abs, means), default=0.0)
+    digits = 1 if is_count or largest >= 100 else 2 if largest >= 10 else 4
+
+    def cell(mean: float, spread: float) -> str:
+        if math.isnan(mean):
+            return "-"
+        return f"{mean:,.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:,.{digits}f}")
+
+    return [cell(*each) for each in numbers]
 
 
 def compare_runs(

@@ -175,7 +175,7 @@ def test_the_version_is_told_and_nothing_by_torchrl(capsys, monkeypatch):
     assert capsys.readouterr().out == f"gfn-rb {gfn_rb.__version__}\n"
 
 
-def test_runs_are_compared(capsys, monkeypatch):
+def test_runs_are_compared(capsys):
     for seed in ("1", "2"):
         main([*GRID, "--steps", "5", "--seed", seed, "--out", f"run{seed}"])
     capsys.readouterr()
@@ -187,13 +187,11 @@ def test_runs_are_compared(capsys, monkeypatch):
     assert row.split()[:2] == ["hypergrid", "2"]
     assert picture == "picture  comparison.png"
     assert Path("comparison.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     options = ["--metrics", "spearman", "loss", "--calls", "20", "--out", "two.svg"]
     assert main(["compare", "run1", *options]) == 0
     out = capsys.readouterr().out
     assert "hypergrid after 20 reward calls" in out
     assert "spearman" in out
-    assert "\u2500\u2500\u2500" in out
     assert Path("two.svg").exists()
     assert refusal(capsys, "compare", "run1", "run1")[0] == 2
 
@@ -290,12 +288,10 @@ def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
     assert not re.search(r"Traceback|Err|pipe", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("name", ["tyro", "rich"])
-def test_a_missing_extra_is_named(name, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, name, None)
-    for module in ("commands", "tables"):
-        monkeypatch.delitem(sys.modules, f"gfn_rb.training.cli.{module}", raising=False)
-    line = f"gfn-rb: {name} is not installed: pip install '.[train]' in a clone of gfn_rb"
+def test_a_missing_extra_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    monkeypatch.delitem(sys.modules, "gfn_rb.training.cli.commands", raising=False)
+    line = "gfn-rb: tyro is not installed: pip install '.[train]' in a clone of gfn_rb"
     assert refusal(capsys, *GRID) == (1, line)
     # Another missing module is no mistake of the user's.
     monkeypatch.setitem(sys.modules, "gfn_rb.training.cli.commands", None)

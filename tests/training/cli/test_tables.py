@@ -1,15 +1,14 @@
-import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from training.training_runs import GRID, RNA, WARM_GRID, trained
 
 from gfn_rb.checkpoint import save_state
 from gfn_rb.errors import CheckpointCorruptError
 from gfn_rb.training.cli import main
-from gfn_rb.training.cli.tables import RunWatch, inspection, ranks_tables, result_table
+from gfn_rb.training.cli.tables import RunWatch, inspection, ranks_lines, result_lines
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 ROW = {
@@ -20,18 +19,17 @@ ROW = {
 }  # fmt: skip
 
 
-def lines(*tables):
+def values(printed):
     """What is printed, as pairs of name and value."""
-    console = Console(width=100, file=io.StringIO())
-    console.print(*tables)
-    rows = (line.strip().split("  ", 1) for line in console.file.getvalue().splitlines())
+    rows = (line.strip().split("  ", 1) for line in printed)
     return {row[0]: row[1].strip() for row in rows if len(row) == 2}
 
 
 def test_the_final_table_states_what_came_out():
     trainer = trained(GRID, 1)  # log Z is log(16 * 0.6 + 20 * 0.1) = log 11.6
-    assert result_table(trainer, ROW).title == "hypergrid, 1,500 steps of 8, seed 0"
-    assert lines(result_table(trainer, ROW)) == {
+    title, *table = result_lines(trainer, ROW)
+    assert title == "hypergrid, 1,500 steps of 8, seed 0"
+    assert values(table) == {
         "total variation, policy to target": "0.1235 (exact)",
         "Jensen-Shannon distance": "0.2000 (exact)",
         "log Z": "2.500, true 2.451 (+0.049)",
@@ -49,7 +47,7 @@ def test_the_final_table_states_what_came_out():
 
 def test_what_was_measured_besides_is_shown():
     more = {"spearman": 0.5, "elbo": 2.25, "eubo": None, "separated_modes": 1200}
-    shown = lines(result_table(trained(WARM_GRID, 1), {**ROW, **more}))
+    shown = values(result_lines(trained(WARM_GRID, 1), {**ROW, **more}))
     assert shown["total variation, policy to target"] == "0.1235 (exact, mean over 5 conditions)"
     assert "true" in shown["log Z"]
     assert shown["Spearman, log P(x) with log R(x)"] == "0.5000"
@@ -57,7 +55,7 @@ def test_what_was_measured_besides_is_shown():
     assert shown["modes by distance"] == "1,200"
     assert "evidence upper bound" not in shown
     row = {name: ROW[name] for name in ROW if name not in ("modes_found", "total_variation")}
-    shown = lines(result_table(trained(RNA, 1), {**row, "modes_found": 1234}))
+    shown = values(result_lines(trained(RNA, 1), {**row, "modes_found": 1234}))
     assert "total variation, policy to target" not in shown
     assert (shown["log Z"], shown["modes found"]) == ("2.500", "1,234")
 
@@ -66,14 +64,14 @@ def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
     trainer = trained(GRID, 5)
     folder = RunFolder(tmp_path)
     folder.write_config(GRID)
-    shown = lines(*inspection(tmp_path))  # killed before anything else was written
+    shown = values(inspection(tmp_path))  # killed before anything else was written
     assert shown["env"] == "hypergrid"
     assert shown["hidden"] == "[16]"
     assert shown["average_gradients"] == "False"
     assert "reward_calls" not in shown
     write_metrics(folder.metrics, trainer.history)
     trainer.save(folder.checkpoint)
-    shown = lines(*inspection(tmp_path))
+    shown = values(inspection(tmp_path))
     assert shown["reward_calls"] == "40"
     assert shown["writer"] == "RewardPrioritizedWriter"
     assert shown["length"] == "24"
@@ -81,7 +79,6 @@ def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
 
 
 def test_a_name_is_shown_as_it_is(tmp_path, monkeypatch, capsys):
-    """To rich, brackets may be markup, and words between colons emoji."""
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(Path("sweep[lr=0.1]:dna:"))
     folder.path.mkdir()
@@ -92,15 +89,15 @@ def test_a_name_is_shown_as_it_is(tmp_path, monkeypatch, capsys):
 
 def test_a_checkpoint_is_shown_alone(tmp_path):
     trained(GRID, 1).save(tmp_path / "checkpoint")
-    shown = lines(*inspection(tmp_path / "checkpoint"))
+    shown = values(inspection(tmp_path / "checkpoint"))
     assert shown["capacity"] == "24"
     assert "None" not in shown.values()
     assert "policies" in shown["values"]
     save_state(tmp_path / "state", {"mine": 3})
-    assert lines(*inspection(tmp_path / "state"))["values"] == "mine"
+    assert values(inspection(tmp_path / "state"))["values"] == "mine"
     (tmp_path / "text").write_text("hello")
     with pytest.raises(CheckpointCorruptError):
-        inspection(tmp_path / "text")
+        [*inspection(tmp_path / "text")]
 
 
 def test_what_each_rank_did_stands_below(tmp_path):
@@ -114,21 +111,21 @@ def test_what_each_rank_did_stands_below(tmp_path):
         "modes_found": 61, "ranks": ranks,
     }  # fmt: skip
     folder = RunFolder(tmp_path)
-    assert ranks_tables(folder) == []  # a run of one rank writes no such report
+    assert [*ranks_lines(folder)] == []  # a run of one rank writes no such report
     folder.ranks_report.write_text(json.dumps(report))
     senders = {"0": {"items": 900, "fed": 77}, "1": {"items": 100, "fed": 3}}
     known = json.dumps({"stored": 950, "senders": senders})
     RunFolder(tmp_path, 3).manager.write_text(known)  # and that of rank 4 was lost
     folder.write_config(GRID)
-    assert lines(*inspection(tmp_path))["together"].split() == ["2,400", "61"]
-    (table,) = ranks_tables(folder)
-    assert table.caption == "rank 2 was lost: its process died"
-    assert {name: " ".join(row.split()) for name, row in lines(table).items()} == {
+    assert values(inspection(tmp_path))["together"].split() == ["2,400", "61"]
+    *table, lost = ranks_lines(folder)
+    assert lost == "rank 2 was lost: its process died"
+    assert {name: " ".join(row.split()) for name, row in values(table).items()} == {
         "rank 0": "1,200 40 0.2500 900 77",
         "rank 1": "1,200 39",
         "together": "2,400 61",
         "manager 3": "80 1,000 950",
-        "reward calls": "modes found total variation sent fed received stored",
+        "ranks": "reward calls modes found total variation sent fed received stored",
     }
 
 
@@ -213,8 +210,7 @@ def test_where_there_is_no_terminal_it_is_shown_once(run, tmp_path, capsys):
 
 
 def test_on_a_terminal_it_is_shown_until_the_run_has_ended(run, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     sleep = "gfn_rb.training.cli.commands.time.sleep"
     monkeypatch.setattr(sleep, lambda seconds: end_all(run, "done", "done", "done"))
     assert main(["watch", str(run.path)]) == 0

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.cli.comparison import comparison_lines, comparison_table
+from gfn_rb.training.cli.tables import aligned_lines
 from gfn_rb.training.report.comparison import compare_runs, draw_comparison, write_comparison
 
 ENV = "my.module:MyConfig"
@@ -82,13 +82,6 @@ def test_configurations_are_compared_at_equal_calls(runs):
     assert values(earlier._replace(calls=150), "log_z")["draw=rank"][0] == 5
 
 
-def test_the_best_is_known_where_the_way_is(runs):
-    comparison = compare_runs(runs, ["modes_found", "total_variation", "time_total", "log_z"])
-    best = [each and each.label for each in map(comparison.best, comparison.metrics)]
-    assert best == ["draw=softmax", "draw=rank", "draw=softmax", None]
-    assert compare_runs(runs[:2]).best("modes_found") is None  # of one configuration
-
-
 def test_labels_name_all_that_differs(tmp_path):
     options = ({"keep": "top", "hidden": [8]}, {"keep": "recent"}, {"keep": "recent", "lr": 0.1})
     three = [write_run(tmp_path / str(i), rows(1, 0.5), **each) for i, each in enumerate(options)]
@@ -110,19 +103,14 @@ def test_of_several_ranks_calls_are_summed_and_the_rest_averaged(tmp_path):
     assert labels == ["ranks=3", "ranks=1"]
 
 
-def test_plain_lines_are_aligned_and_the_table_has_the_same_words(runs):
+def test_lines_are_aligned(runs):
     comparison = compare_runs(runs, ["modes_found", "total_variation"])
-    title, *lines = comparison_lines(comparison)
-    assert title == f"{ENV} after 200 reward calls, mean ± standard deviation over seeds"
+    lines = [*aligned_lines(comparison.rows())]
+    assert comparison.title == f"{ENV} after 200 reward calls, mean ± standard deviation over seeds"
     assert lines[0].split()[:3] == ["configuration", "seeds", "modes"]
     assert lines[1] == "draw=rank          2   11.0 ± 1.4  0.2500 ± 0.0707  2.0000 ± 0.0000"
     assert lines[2] == "draw=softmax       1         20.0           0.6000           1.3333"
     assert len(set(map(len, lines))) == 1
-    columns = comparison_table(comparison).columns
-    assert [str(cell) for cell in columns[2].cells] == ["11.0 ± 1.4", "20.0"]
-    styles = [[cell.style for cell in column.cells] for column in columns[2:4]]
-    assert styles == [["", "bold"], ["bold", ""]]
-    assert [str(column.header) for column in columns[1:3]] == ["seeds", "modes found"]
 
 
 def test_the_picture_shows_means_and_spread(runs):
