@@ -200,7 +200,6 @@ def run_one(arm: Arm, seed: int, calls: Sequence[int]) -> Curve:
         done = trainer.steps_done * arm.calls_per_step
         if done % (arm.config.eval_every * arm.config.batch_size) == 0 or done in calls:
             trainer.record()
-    trainer.close()
     rows = [{k: v for k, v in row.items() if "time" not in k} for row in trainer.history]
     print(f"{arm.name}, seed {seed}: done", file=sys.stderr, flush=True)
     return Curve(arm.name, seed, rows)

@@ -80,7 +80,6 @@ def run_one(row: Row, seed: int) -> Result:
     figures = row.measure(trainer)
     figures |= {f"calls_to_{n}": reached.get(n, row.calls) for n in row.milestones}
     figures |= {f"modes_at_{n}": modes_at(curve, n) for n in row.looks}
-    trainer.close()
     print(f"{row.name}, seed {seed}: {figures}, {seconds:.0f} s", file=sys.stderr, flush=True)
     return Result(seed, n_fresh, seconds, figures, curve)
 

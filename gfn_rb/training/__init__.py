@@ -40,7 +40,6 @@ from gfn_rb.training.options import (
 from gfn_rb.training.priority_rules import PriorityRule, TeacherReward
 from gfn_rb.training.session.launch import resume, train
 from gfn_rb.training.session.run import RunResult
-from gfn_rb.training.sources.worker import WorkerSource
 from gfn_rb.training.trainer import Hooks, Trainer
 
 __all__ = [
@@ -79,7 +78,6 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "UniformDraw",
-    "WorkerSource",
     "resume",
     "train",
 ]

@@ -206,8 +206,6 @@ class TrainConfig(GeneralOptions):
             _require(not teacher, "teacher", f"0 {why}", teacher)
         if REPLAY[self.replay_name].gives is not Trajectories:
             _require(not teacher, "teacher", f"0 with replay {self.replay_name}", teacher)
-        if self.epsilon_end is not None:
-            _require(not self.workers, "workers", "0 with epsilon_end", self.workers)
         ends = {"epsilon": (self.epsilon, self.epsilon_end)}
         if isinstance(self.draw, SoftmaxDraw):
             ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)

@@ -410,8 +410,6 @@ class GeneralOptions:
     """Share of uniformly random actions when sampling fresh trajectories."""
     epsilon_end: Share | None = None
     """Final value of epsilon. Default: no annealing."""
-    workers: NonNegativeInt = 0
-    """Processes that sample fresh trajectories; 0 samples in the main process."""
 
     loss: LossName = "tb"
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every

@@ -119,7 +119,7 @@ class Trainer:
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         self.backward = Sampler(backward_policy(self.loss))
         self.source = make_source(
-            config, self.env, self.loss, self.generator, (initial + 1, rollout),
+            config, self.env, self.loss, self.generator, initial + 1,
             epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
         )  # fmt: skip
         self.priority_rule = config.make_priority_rule()
@@ -174,10 +174,6 @@ class Trainer:
         self.steps_done += 1
         self.hooks.stepped(self)
         return loss
-
-    def close(self) -> None:
-        """Stop the processes that sample for the trainer."""
-        self.source.close()
 
     def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
         """Return batches alike, as near to the configured size as they can be."""

@@ -186,7 +186,7 @@ def package(tmp_path, monkeypatch, request):
 @pytest.mark.slow
 def test_trained_and_resumed_by_its_path(package, capsys):
     path = f"{package}.module:MyConfig"
-    assert main(["train", path, *QUICK, "--size", "6", "--steps", "4", "--workers", "1"]) == 0
+    assert main(["train", path, *QUICK, "--size", "6", "--steps", "4"]) == 0
     folder = RunFolder(Path("runs/MyConfig-seed0-001"))
     values = json.loads(folder.config.read_text())
     assert (values["env"], values["size"], values["lr"]) == (path, 6, 1e-2)

@@ -21,8 +21,8 @@ from gfn_rb.training.sources import Teacher
 )
 def test_the_teachers_batches_are_spread_evenly(share, batches, monkeypatch, unchecked):
     source = Trainer(grid(teacher=TeacherOptions(share))).source
-    for name, part in source.parts.items():
-        monkeypatch.setattr(part, "sample", lambda n, name=name: name[0])
+    for name, part in {"s": source.student, "t": source.teacher}.items():
+        monkeypatch.setattr(part, "sample", lambda n, name=name: name)
     assert "".join(source.sample(1) for _ in range(8)) == batches.replace(" ", "")
 
 

@@ -1,8 +1,6 @@
 """Small configurations and comparisons that the tests of training share."""
 
-from contextlib import closing
 from dataclasses import replace
-from multiprocessing.context import ForkServerContext
 
 from factories import assert_equal as equal  # noqa: F401
 
@@ -67,26 +65,13 @@ def take(trainer, steps):
 
 
 def resumed_beside(whole, folder, steps):
-    """Save a run, and let it and one that is restored take more steps; return that one, closed."""
-    with closing(whole):
-        whole.save(folder / "checkpoint")
-        take(whole, steps)
-    with closing(Trainer(whole.config)) as restored:
-        restored.load(folder / "checkpoint")
-        take(restored, steps)
+    """Save a run, and let it and one that is restored take more steps; return that one."""
+    whole.save(folder / "checkpoint")
+    take(whole, steps)
+    restored = Trainer(whole.config)
+    restored.load(folder / "checkpoint")
+    take(restored, steps)
     return restored
-
-
-class ForkedContext(ForkServerContext):
-    """Forks workers from the server of the test run; those of users are started afresh."""
-
-    def __init__(self):
-        super().__init__()
-        self.processes = []
-
-    def Process(self, *args, **kwargs):
-        self.processes.append(ForkServerContext.Process(*args, **kwargs))
-        return self.processes[-1]
 
 
 def timeless(row):

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -262,7 +262,8 @@ class TrainingRank:
         """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
         folder, stop, reported = self.folder, self.stop, _stamp(self.folder.ranks_report)
         hanging: tuple[int, ...] = ()
-        with closing(Trainer(self.config, stream=self.stream, hooks=self.hooks)) as trainer, stop:
+        trainer = Trainer(self.config, stream=self.stream, hooks=self.hooks)
+        with stop:
             restore(trainer, folder)
             describe = self.coordinator.describe
             result = run_training(trainer, folder, stop, describe, self._shared)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -140,15 +139,15 @@ def _run(
         raise fault
     if config.managers.n:
         return distributed.run_with_threads(config, prepare)
-    with closing(Trainer(config)) as trainer:
-        if earlier is not None:
-            restore(trainer, earlier)
-        folder = prepare()
-        with StopSignals() as stop:
-            result = run_training(trainer, folder, stop)
-            if result.stopped_by is None:
-                write_report(result)
-        return result
+    trainer = Trainer(config)
+    if earlier is not None:
+        restore(trainer, earlier)
+    folder = prepare()
+    with StopSignals() as stop:
+        result = run_training(trainer, folder, stop)
+        if result.stopped_by is None:
+            write_report(result)
+    return result
 
 
 def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:

@@ -115,7 +115,7 @@ TOGETHER = (  # so that each option has an effect
     "--draw teacher --draw.c 3.0 --draw.alpha 0.7 --replay terminal --form prepend_append "
     "--beta 2.0 --backward learned --modes published --share-trunk --keep.no-unique",
     "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --search 1 --search.back-ratio 0.25 "
-    "--workers 0 --hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
+    "--hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
     "--logger csv --out run --transport local --metrics elbo correlation --metrics.samples 20 "
     "--metrics.backward 3 --separated-modes 0.9 --separated-modes.cutoff 1.0",
     "--average-gradients --draw priority --keep top",

@@ -291,7 +291,6 @@ def test_a_manager_knows_what_is_sent_before_it_comes(config, tmp_path):
 
     trainer = Trainer(config, hooks=Hooks(store=store))
     trainer.step()
-    trainer.close()
     with pytest.raises(KeyMismatchError, match="missing keys"):
         manager.buffer.extend(items[0].exclude("policy_version"))
     assert (manager.buffer.extend(items[0]) >= 0).any()

@@ -1,11 +1,9 @@
-"""Sources of the fresh trajectories of a training run."""
+"""Sources of the fresh trajectories of a training run: a policy, a local search, a teacher."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,40 +14,30 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.keys import LOG_REWARD
+from gfn_rb.losses import Loss
 from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.objectives import make_loss, make_optimizer, take_step
+from gfn_rb.training.objectives import backward_policy, make_loss, make_optimizer, take_step
 from gfn_rb.training.priority_rules import TeacherReward, mean_per_item
 
 
-class Source(ABC):
-    """Gives trajectories of the policy as it is now with their rewards, also by its ``parts``."""
+class Source:
+    """Gives trajectories of the policy as it is now, with their rewards."""
 
-    parts: Mapping[str, Source] = MappingProxyType({})
-
-    @abstractmethod
     def sample(self, n: int) -> Trajectories:
         """Return fresh forward trajectories, a multiple of ``n`` of them."""
+        raise NotImplementedError
 
     def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
         """Take note of items the policy has learnt from, and of their or their steps' residuals."""
-        for part in self.parts.values():
-            part.learn(batch, residual)
-
-    def close(self) -> None:
-        """Release what the source holds; it gives nothing afterwards."""
-        for part in self.parts.values():
-            part.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next trajectories depend on, beside the policy and its generator."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
+        return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from an earlier state."""
-        for name, part in self.parts.items():
-            part.load_state_dict(state_dict[name])
 
 
 class PolicySource(Source):
@@ -87,13 +75,12 @@ class LocalSearchSource(Source):
         back_ratio: float,
         generator: torch.Generator,
     ) -> None:
-        self.parts = {"source": source}
-        self._search, self._env, self._loops = search, env, loops
+        self._source, self._search, self._env, self._loops = source, search, env, loops
         self._back_ratio, self._generator = back_ratio, generator
 
     def sample(self, n: int) -> Trajectories:
         """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
-        current = self.parts["source"].sample(n)
+        current = self._source.sample(n)
         batches = [current]
         for _ in range(self._loops):
             proposed, accepted = self._search.local_search(
@@ -103,6 +90,18 @@ class LocalSearchSource(Source):
             batches.append(proposed)
             current = Trajectories.cat([current, proposed])[row + n * accepted]
         return Trajectories.cat(batches)
+
+    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
+        """Pass on what the policy has learnt from."""
+        self._source.learn(batch, residual)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the source of trajectories."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+        self._source.load_state_dict(state_dict)
 
 
 class Teacher:
@@ -149,14 +148,14 @@ class TeacherSource(Source):
     """Takes some batches from a teacher's policy, the others from the student's."""
 
     def __init__(self, student: Source, teacher: Source, learner: Teacher, share: float) -> None:
-        self.parts = {"student": student, "teacher": teacher}
+        self.student, self.teacher = student, teacher
         self._learner, self._share, self._n_batches = learner, share, 0
 
     def sample(self, n: int) -> Trajectories:
         """Return a batch of either policy."""
         before, self._n_batches = self._n_batches, self._n_batches + 1
         is_taught = int(self._n_batches * self._share) > int(before * self._share)
-        return self.parts["teacher" if is_taught else "student"].sample(n)
+        return (self.teacher if is_taught else self.student).sample(n)
 
     def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
         """Have the teacher learn."""
@@ -164,12 +163,30 @@ class TeacherSource(Source):
         self._learner.learn(batch, residual)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of both, and of the teacher."""
-        own = {"learner": self._learner.state_dict(), "n_batches": self._n_batches}
-        return super().state_dict() | own
+        """Return what the teacher has learnt, and the number of batches."""
+        return {"learner": self._learner.state_dict(), "n_batches": self._n_batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
-        super().load_state_dict(state_dict)
         self._learner.load_state_dict(state_dict["learner"])
         self._n_batches = state_dict["n_batches"]
+
+
+def make_source(
+    config: TrainConfig,
+    env: GFNEnv,
+    loss: Loss,
+    generator: torch.Generator,
+    seed: int,
+    epsilon: Callable[[], float],
+) -> Source:
+    """Return the source that a configuration asks for; ``seed`` is that of a teacher's weights."""
+    source: Source = PolicySource(env, loss.forward_policy, generator, epsilon)
+    if config.teacher.share:
+        teacher = Teacher(config, env, seed)
+        by_teacher = PolicySource(env, teacher.loss.forward_policy, generator, epsilon)
+        source = TeacherSource(source, by_teacher, teacher, config.teacher.share)
+    if not config.search.loops:
+        return source
+    sampler, search = LocalSearchSampler(loss.forward_policy, backward_policy(loss)), config.search
+    return LocalSearchSource(source, sampler, env, search.loops, search.back_ratio, generator)
