@@ -16,7 +16,7 @@ from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
-from gfn_rb.rollout.log_probs import edge_ends
+from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import StateModule, rows_for
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
@@ -122,14 +122,11 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         """Return log F(s) and log F(s'), 0 where s' is the sink; the network is called once."""
         # Both ends in one call: two would cost twice the overhead, which is most of the cost.
-        if not exits.is_cpu:  # those that end an episode too, or the device would be waited for
-            every = torch.arange(len(exits), device=exits.device)
-            state, condition = _both_ends(transitions, every)
-            flow, moved = log_flows(self.state_flow, state, condition).chunk(2)
-            return flow, moved.where(~exits, 0)
-        (moves,) = (~exits).nonzero(as_tuple=True)
+        (moves,), is_move = places(~exits)
         state, condition = _both_ends(transitions, moves)
         flow, moved = log_flows(self.state_flow, state, condition).split([len(exits), len(moves)])
+        if is_move is not None:
+            moved = moved.where(is_move, 0)
         return flow, torch.zeros_like(flow).index_put((moves,), moved)
 
 
@@ -207,9 +204,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         """
         transitions = self._rows(batch)
         is_move = transitions.action != self.env.exit_action
-        if not is_move.is_cpu:  # all rows, or the device would be waited for
-            return self._residual_of_moves(transitions, is_move).where(is_move, 0)
-        (moves,) = is_move.nonzero(as_tuple=True)
+        (moves,), _ = places(is_move)
         delta = self._residual_of_moves(transitions[moves], is_move[moves])
         return delta.new_zeros(len(transitions)).index_put((moves,), delta)
 
@@ -227,7 +222,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     def _residual_of_moves(
         self, moves: Transitions, is_move: Bool[Tensor, "m"]
     ) -> Float[Tensor, "m"]:
-        """Return delta(s, s') of moves; any finite number of exits."""
+        """Return delta(s, s') of moves, 0 of exits."""
         every = torch.arange(len(moves), device=moves.device)
         parent, child = edge_ends(moves)
         after_exit = ~is_move.view(-1, *(1,) * (parent.ndim - 1))
@@ -243,7 +238,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         residual = flow + log_pf - next_flow - log_pb
         terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
         require_finite(residual, {"log_reward": log_reward, **terms})
-        return residual
+        return residual.where(is_move, 0)
 
 
 def _both_ends(

@@ -15,6 +15,7 @@ from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import Average, SumLoss, require_finite, require_numbered
+from gfn_rb.rollout.log_probs import places
 from gfn_rb.rollout.outputs import policy_outputs, require_direction, require_memoryless
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
@@ -117,13 +118,9 @@ class FlowMatching(SumLoss[States]):
     ) -> tuple[Float[Tensor, "n actions"], Float[Tensor, "n moves"]]:
         """Return log F along the edges out of and into each state, -inf where there is none."""
         mask = self.env.backward_mask(states.state)
-        if mask.is_cpu:
-            row, move = mask.nonzero(as_tuple=True)
-        else:  # all, for a device would have to be waited for to know which moves are legal
-            at = torch.arange(mask.numel(), device=mask.device)
-            row, move = at // mask.shape[1], at % mask.shape[1]
-        parent, is_legal = self.env.undo(states.state[row], move), mask[row, move]
-        if not mask.is_cpu:  # an illegal move may lead anywhere
+        (row, move), is_legal = places(mask)
+        parent = self.env.undo(states.state[row], move)
+        if is_legal is not None:  # an illegal move may lead anywhere
             at_source = ~is_legal.view(-1, *(1,) * (parent.ndim - 1))
             parent = torch.where(at_source, self.env.source_state, parent)
         condition = states.condition
@@ -131,7 +128,9 @@ class FlowMatching(SumLoss[States]):
             condition = torch.cat([condition, condition[row]])
         flows = self._log_flows(torch.cat([states.state, parent]), condition)
         out, of_parents = flows.split([len(states), len(row)])
-        into = of_parents.gather(1, move[:, None]).squeeze(1).where(is_legal, -torch.inf)
+        into = of_parents.gather(1, move[:, None]).squeeze(1)
+        if is_legal is not None:
+            into = into.where(is_legal, -torch.inf)
         return out, out.new_full(mask.shape, -torch.inf).index_put((row, move), into)
 
     def _log_flows(

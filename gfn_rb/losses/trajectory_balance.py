@@ -16,6 +16,7 @@ from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.losses.base import BalanceLoss, SumLoss, require_finite
 from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
+from gfn_rb.rollout.log_probs import places
 from gfn_rb.shapes import ConditionBatch, Float, Int64, StateBatch
 
 
@@ -190,12 +191,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         log_reward = self._floored(trajectories.log_reward)
         log_pf, log_pb = self._log_probs(trajectories)
         # The network is called on real steps alone: padding costs as much, and need be no state.
-        steps = trajectories.real_steps
-        if steps.is_cpu:
-            row, step = steps.nonzero(as_tuple=True)
-        else:  # a device would have to be waited for to know which they are
-            at = torch.arange(steps.numel(), device=steps.device)
-            row, step = at // steps.shape[1], at % steps.shape[1]
+        (row, step), _ = places(trajectories.real_steps)
         condition = None if trajectories.condition is None else trajectories.condition[row]
         flow = log_flows(self.state_flow, trajectories.state[row, step], condition)
         sums = (log_pf - log_pb).cumsum(1)

@@ -52,17 +52,34 @@ def action_log_probs(
     return masked_log_softmax(logits, mask)
 
 
+def places(
+    mask: Bool[Tensor, "*n"], may_wait: bool = False
+) -> tuple[tuple[Int64[Tensor, "m"], ...], Bool[Tensor, "m"] | None]:
+    """Return the indices of the True entries of a mask of one or two dimensions, and None.
+
+    On a device, which would have to be waited for to count them, return the indices of all entries
+    and the entries.
+    """
+    if mask.is_cpu or may_wait:
+        return mask.nonzero(as_tuple=True), None
+    at, width = torch.arange(mask.numel(), device=mask.device), mask.shape[-1]
+    return (at // width, at % width)[2 - mask.ndim :], mask.flatten()
+
+
 def taken_log_probs(
     policy: TensorDictModuleBase,
     env: GFNEnv,
     state: StateBatch,
     condition: ConditionBatch | None,
     action: ActionBatch,
+    decided: Bool[Tensor, "n"] | None = None,
 ) -> Float[Tensor, "n"]:
-    """Compute the log-probability of one action in each state, with gradient."""
-    mask, logits, parameters = policy_outputs(policy, env, state, condition)
-    log_prob = masked_log_softmax(logits, mask)
-    chosen = log_prob.gather(1, env.kind(action).unsqueeze(1)).squeeze(1)
+    """Compute the log-probability of one action in each state, with gradient; 0 if not decided."""
+    mask, logits, parameters = policy_outputs(policy, env, state, condition, active=decided)
+    log_prob, kind = masked_log_softmax(logits, mask), env.kind(action)
+    if decided is not None:
+        kind = kind.where(decided, 0)
+    chosen = log_prob.gather(1, kind.unsqueeze(1)).squeeze(1)
     return chosen if parameters is None else chosen + parameters.log_prob(action)
 
 
@@ -91,12 +108,10 @@ def trajectory_log_probs(
     is_backward = require_direction(policy)
     if hidden_keys(policy):
         return _recurrent_log_probs(policy, env, trajectories)
-    if not trajectories.state.is_cpu and not env.action_shape:
-        return _padded_log_probs(policy, env, trajectories)
-    row, step, state, condition = decisions(env, trajectories, is_backward)
+    at, decided, state, condition = decisions(env, trajectories, is_backward)
     action = trajectories.action
-    chosen = taken_log_probs(policy, env, state, condition, action[row, step])
-    return chosen.new_zeros(action.shape[:2]).index_put((row, step), chosen)
+    chosen = taken_log_probs(policy, env, state, condition, action[at], decided)
+    return chosen.new_zeros(action.shape[:2]).index_put(at, chosen)
 
 
 def both_log_probs(
@@ -113,7 +128,7 @@ def both_log_probs(
             trajectory_log_probs(forward, env, trajectories),
             trajectory_log_probs(backward, env, trajectories),
         )
-    row, step, state, condition = decisions(env, trajectories, is_backward=False)
+    (row, step), _, state, condition = decisions(env, trajectories, is_backward=False)
     action, runs_backward = trajectories.action[row, step], trajectories.is_backward
     (moves,) = (action != env.exit_action).nonzero(as_tuple=True)
     # The backward policy decides where the next action of the same trajectory begins.
@@ -137,65 +152,30 @@ def both_log_probs(
     )
 
 
-def _padded_log_probs(
-    policy: TensorDictModuleBase, env: GFNEnv, trajectories: Trajectories
-) -> Float[Tensor, "n T"]:
-    """Compute what ``trajectory_log_probs`` does on all steps, and wait for no device."""
-    action, state, is_backward = trajectories.action, trajectories.state, policy.is_backward
-    decided, runs_backward = trajectories.real_steps, trajectories.is_backward
-    if is_backward:
-        decided = decided & (action != env.exit_action)
-    at = state[:, 1:] if is_backward else state[:, :-1]
-    if runs_backward is not None:
-        is_after = (runs_backward != is_backward).view(-1, *(1,) * (state.ndim - 1))
-        at = torch.where(is_after, state[:, 1:], state[:, :-1])
-    condition = trajectories.condition
-    if condition is not None:
-        condition = condition.repeat_interleave(action.shape[1], 0)
-    flat = action.flatten(), at.flatten(0, 1), condition, decided.flatten()
-    return _decided_log_probs(policy, env, *flat).view(action.shape)
-
-
-def _decided_log_probs(
-    policy: TensorDictModuleBase,
-    env: GFNEnv,
-    action: Int64[Tensor, "n"],
-    state: StateBatch,
-    condition: ConditionBatch | None,
-    decided: Bool[Tensor, "n"],
-) -> Float[Tensor, "n"]:
-    """Compute the log-probability of each action that a policy decides, 0 for the others."""
-    mask = env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
-    first = torch.arange(mask.shape[1], device=mask.device) == 0
-    mask = torch.where(decided[:, None], mask, first)  # one legal action, of log-probability 0
-    _, logits, _ = policy_outputs(policy, env, state, condition, mask=mask)
-    kind = action.where(decided, 0).unsqueeze(1)
-    return masked_log_softmax(logits, mask).gather(1, kind).squeeze(1)
-
-
 def decisions(
     env: GFNEnv, trajectories: Trajectories, is_backward: bool
 ) -> tuple[
-    Int64[Tensor, "m"],
-    Int64[Tensor, "m"],
+    tuple[Int64[Tensor, "m"], ...],
+    Bool[Tensor, "m"] | None,
     Shaped[Tensor, "m *state"],
     Shaped[Tensor, "m *condition"] | None,
 ]:
-    """Return row and column of each action that a policy decides, the state where, the condition.
+    """Return ``places`` of the actions that a policy decides, the state where, the condition.
 
     In rows of the other direction it is the state after the action. P_B decides no exit.
     """
     decided, runs_backward = trajectories.real_steps, trajectories.is_backward
     if is_backward:
         decided = decided & (env.kind(trajectories.action) != env.exit_action)
-    row, step = decided.nonzero(as_tuple=True)
+    # A density of parameters has no value for the padding.
+    (row, step), is_decided = places(decided, may_wait=len(env.action_shape) > 0)
     after: int | Bool[Tensor, "m"] = int(is_backward)
     if runs_backward is not None:
         after = runs_backward[row] != is_backward
     condition = trajectories.condition
     if condition is not None:
         condition = condition[row]
-    return row, step, trajectories.state[row, step + after], condition
+    return (row, step), is_decided, trajectories.state[row, step + after], condition
 
 
 def _recurrent_log_probs(
@@ -248,11 +228,9 @@ def transition_log_probs(
     if not is_backward:
         return taken_log_probs(policy, env, parent, transitions.condition, action)
     decided = env.kind(action) != env.exit_action
-    if not child.is_cpu and not env.action_shape:
-        return _decided_log_probs(policy, env, action, child, transitions.condition, decided)
-    (row,) = decided.nonzero(as_tuple=True)
+    (row,), is_decided = places(decided, may_wait=len(env.action_shape) > 0)
     condition = None if transitions.condition is None else transitions.condition[row]
-    chosen = taken_log_probs(policy, env, child[row], condition, action[row])
+    chosen = taken_log_probs(policy, env, child[row], condition, action[row], is_decided)
     return chosen.new_zeros(len(action)).index_put((row,), chosen)
 
 

@@ -84,13 +84,16 @@ def spliced(
 def rescored(walk: Walk, trajectories: Trajectories) -> Scored:
     """Return the log-probabilities with which a walk, explorations included, takes actions."""
     policy, env = walk.policy, walk.env
-    row, step, state, condition = decisions(env, trajectories, policy.is_backward)
-    action = trajectories.action[row, step]
-    mask, logits, parameters = policy_outputs(policy, env, state, condition)
+    at, decided, state, condition = decisions(env, trajectories, policy.is_backward)
+    action = trajectories.action[at]
+    mask, logits, parameters = policy_outputs(policy, env, state, condition, active=decided)
     p = walk.exploration.probabilities(logits, mask)
-    log_p = drawn_log_probs(p, env.kind(action), parameters, action, walk.exploration)
+    kind = env.kind(action)
+    if decided is not None:
+        kind, logits = kind.where(decided, 0), logits.where(decided[:, None], 0)
+    log_p = drawn_log_probs(p, kind, parameters, action, walk.exploration)
     zeros = logits.new_zeros(*trajectories.action.shape[:2], mask.shape[1])
-    return Scored(zeros[..., 0].index_put((row, step), log_p), zeros.index_put((row, step), logits))
+    return Scored(zeros[..., 0].index_put(at, log_p), zeros.index_put(at, logits))
 
 
 def back_steps_rule(

@@ -152,11 +152,18 @@ def policy_outputs(
     condition: ConditionBatch | None,
     hidden: TensorDictBase | None = None,
     mask: Bool[Tensor, "n actions"] | None = None,
+    active: Bool[Tensor, "n"] | None = None,
 ) -> tuple[Bool[Tensor, "n actions"], Float[Tensor, "n actions"], Parameters | None]:
-    """Return each state's legal actions, logits and any parameters; move ``hidden`` one step on."""
+    """Return each state's legal actions, logits and any parameters; move ``hidden`` one step on.
+
+    Rows that are not active have one legal action, the first.
+    """
     if mask is None:
         assert env is not None
         mask = env.backward_mask(state) if policy.is_backward else env.forward_mask(state)
+    if active is not None:
+        first = torch.arange(mask.shape[1], device=mask.device) == 0
+        mask = torch.where(active[:, None], mask, first)
     parameters = None
     if hidden is not None:
         td = policy(rows_for(state, condition).update(hidden))

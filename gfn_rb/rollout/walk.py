@@ -252,14 +252,11 @@ class Walk:
         active = torch.ones(len(state), dtype=torch.bool, device=state.device)
         if is_backward:
             active = ~env.is_source(state)
-        any_legal = torch.arange(env.n_actions - is_backward, device=state.device) == 0
         for _ in range(env.max_length - is_backward):
-            mask = env.backward_mask(state) if is_backward else env.forward_mask(state)
-            drawable = torch.where(active[:, None], mask, any_legal)
-            _, logits, parameters = policy_outputs(
-                self.policy, env, state, condition, hidden, drawable
+            mask, logits, parameters = policy_outputs(
+                self.policy, env, state, condition, hidden, active=active
             )
-            p = explored.probabilities(logits, drawable)
+            p = explored.probabilities(logits, mask)
             kind, is_drawn = draw(p.detach(), explored.generator)
             action = kind if parameters is None else parameters.draw(kind, explored)
             if self.save_logprobs:
