@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
     from gfn_rb.containers import States, Trajectories, Transitions
     from gfn_rb.interop.experience import ExperienceMemory
+    from gfn_rb.ragged import RaggedStorage
     from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
     from gfn_rb.samplers import (
         PrioritySampler,
@@ -45,6 +46,7 @@ __all__ = [
     "PackTrajectories",
     "PrioritySampler",
     "QuantileRewardSampler",
+    "RaggedStorage",
     "RankRewardSampler",
     "RecencySampler",
     "RewardPrioritizedWriter",
@@ -72,6 +74,7 @@ __getattr__ = lazy_exports(
     " transition_buffer",
     checkpoint="load_checkpoint save_checkpoint",
     containers="States Trajectories Transitions",
+    ragged="RaggedStorage",
     rollout="ActionSampler LocalSearchSampler Sampler",
     samplers="PrioritySampler QuantileRewardSampler RankRewardSampler RecencySampler"
     " SoftmaxRewardSampler",

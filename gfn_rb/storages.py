@@ -8,6 +8,8 @@ mutation revision by one.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -144,6 +146,34 @@ class RowTensorStorage(_RowAccess, LazyTensorStorage):
     ``LazyTensorStorage``. Words and other objects, several dimensions, and slices, masks and lists
     as indices are handled by TorchRL.
     """
+
+
+class EncodedStorage(RowTensorStorage):
+    """A storage whose columns encode its rows, which are read and written through its methods."""
+
+    @abstractmethod
+    def padded(self, data: Rows) -> TensorDictBase:
+        """Return rows as writers handle them, checked against what is stored."""
+
+    @abstractmethod
+    def write(self, slot: Int64[Tensor, "n"], rows: TensorDictBase) -> None:
+        """Write rows that :meth:`padded` returned."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[TensorDictBase]:
+        """Yield all rows in use as :meth:`padded` returns them, some at a time."""
+
+    @abstractmethod
+    def content(self) -> dict[str, Tensor]:
+        """Return all rows as flat tensors, which need not be of one length."""
+
+    @abstractmethod
+    def check_content(self, content: Mapping[str, Tensor]) -> int:
+        """Return the number of rows of a content, or raise unless it fits."""
+
+    @abstractmethod
+    def restore(self, content: Mapping[str, Tensor]) -> None:
+        """Replace all rows by what :meth:`content` returned."""
 
 
 class RowMemmapStorage(_RowAccess, LazyMemmapStorage):

@@ -16,7 +16,7 @@ LAYERS = (
     ("numerics",),
     ("torchrl_compat",),
     ("containers",),
-    ("column", "sharing", "state_folder", "storages"),
+    ("column", "ragged", "sharing", "state_folder", "storages"),
     ("writers",),
     ("samplers",),
     ("buffers",),

@@ -42,6 +42,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.shapes import Int64
 from gfn_rb.sharing import SlotState
+from gfn_rb.storages import EncodedStorage
 from gfn_rb.writers.rows import select_rows
 
 _log = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ def slot_states(rb: Any) -> list[SlotState]:
         kind = "one that is shared" if isinstance(rb, ReplayBuffer) else type(rb).__qualname__
         raise ArgumentError(f"journal needs a replay buffer of one process, got {kind}")
     storage, writer, sampler = rb.storage, rb.writer, rb.sampler
-    if not isinstance(storage, TensorStorage) or storage.ndim != 1:
+    has_columns = isinstance(storage, TensorStorage) and not isinstance(storage, EncodedStorage)
+    if not has_columns or storage.ndim != 1:
         raise ArgumentError(
             f"journal needs a TensorStorage of one dimension, got a {type(storage).__name__}"
         )

@@ -22,6 +22,7 @@ from torchrl.envs.transforms import Transform
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.storages import EncodedStorage
 
 Path = tuple[Any, ...]
 
@@ -83,6 +84,8 @@ def stored_rows(storage: TensorStorage) -> Any:
     """Return the rows in use, as a view on the storage; None before the first was written."""
     if not storage.initialized:
         return None
+    if isinstance(storage, EncodedStorage):
+        return storage.content()
     return _indexed(compat.all_slots(storage), slice(compat.outer_length(storage)))
 
 
@@ -90,6 +93,10 @@ def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     """Raise unless a state and rows fit a storage."""
     require("state of the storage", state, _STORAGE)
     expect("number of storage dimensions", state["ndim"], storage.ndim)
+    if isinstance(storage, EncodedStorage):
+        expect("capacity", state["capacity"], storage.max_size)
+        expect("number of rows", state["length"], storage.check_content(rows or {}))
+        return
     _check_rows(state, rows)
     expect("capacity", state["capacity"], _capacity(storage, rows))
     if rows is None or not storage.initialized:
@@ -118,7 +125,7 @@ def _check_rows(state: dict[str, Any], rows: Any) -> None:
 
 def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     """Allocate a storage that has not seen a row yet."""
-    if storage.initialized or not state["length"]:
+    if storage.initialized or not state["length"] or isinstance(storage, EncodedStorage):
         return
     try:
         compat.allocate(storage, _indexed(rows, 0))
@@ -128,7 +135,9 @@ def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
 
 def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
     """Replace the content of a storage that has been prepared."""
-    if state["length"]:
+    if isinstance(storage, EncodedStorage):
+        storage.restore(rows or {})
+    elif state["length"]:
         targets = _leaves(compat.all_slots(storage))
         for path, rows_of_key in _leaves(rows).items():
             # A memory-mapped tensor dispatches every operation through Python; its plain view not.

@@ -20,7 +20,7 @@ from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.numerics.near.index import Duplicates, NearIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.storages import slots_to_allocate, stored_rows
+from gfn_rb.storages import EncodedStorage, slots_to_allocate, stored_rows
 from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Moves
 
@@ -206,10 +206,15 @@ class SyncedIndex:
         elif index.capacity < n:  # of a list of rows
             index, self.version = index.sibling(slots_to_allocate(storage, n)), None
         if version is not None and version != self.version:
-            index.assign(self.read(stored_rows(storage)) if len(storage) else rows[:0])
+            index.assign(self._read_stored(storage) if len(storage) else rows[:0])
             self.version = version
         self._index = index
         return index
+
+    def _read_stored(self, storage: Storage) -> Shaped[Tensor, "n d"]:
+        if isinstance(storage, EncodedStorage):
+            return torch.cat([self.read(rows) for rows in storage.blocks()])
+        return self.read(stored_rows(storage))
 
     def move(self, move: Moves) -> None:
         """Move rows as they were moved in the storage, which the index matched before."""

@@ -17,7 +17,7 @@ from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Float, Rows
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, share_writes
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import open_shared, storage_device
+from gfn_rb.storages import EncodedStorage, open_shared, storage_device
 from gfn_rb.torchrl_compat import (
     all_slots,
     leaves_of,
@@ -143,6 +143,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Return the columns of a batch that can be copied whole over stored rows, None if not."""
         stored, has_room = all_slots(self._storage), data.shape[0] <= self._storage.max_size
         is_plain = type(data) is type(stored) is TensorDict and self._storage.ndim == 1
+        is_plain = is_plain and not isinstance(self._storage, EncodedStorage)
         is_plain = is_plain and stored.get(INDEX, None) is not None
         return tensors_of(data) if has_room and is_plain else None
 

@@ -23,7 +23,7 @@ from gfn_rb.keys import ACTION, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, LEN
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded
-from gfn_rb.storages import is_laid_out
+from gfn_rb.storages import EncodedStorage, is_laid_out
 from gfn_rb.torchrl_compat import (
     all_slots,
     bump_mutation_revision,
@@ -135,6 +135,10 @@ def write_rows(
         storage.set(slot.tolist(), rows)
         return
     assert chosen is not None
+    if isinstance(storage, EncodedStorage):
+        storage.write(target, select_rows(data, chosen))
+        set_length(storage, max(length, length_of(storage)))
+        return
     stored, tensors = all_slots(storage), tensors_of(data)
     if tensors is None:
         stored[target] = data[chosen].to(storage.device)
@@ -252,6 +256,10 @@ class RowLayout:
         """Return the rows without bookkeeping and gradients, compared with what is stored."""
         if isinstance(storage, ListStorage):
             return _without(data, self._dropped.intersection(data.keys())).detach()
+        if isinstance(storage, EncodedStorage):
+            stored = all_slots(storage) if storage.initialized else {}
+            dropped = self._dropped.intersection(data.keys()).difference(stored.keys())
+            return storage.padded(_without(data, dropped))
         stored = all_slots(storage) if is_laid_out(storage) else None
         if self._stored is not stored or not self._entries:
             self._stored = stored

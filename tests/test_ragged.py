@@ -1,0 +1,325 @@
+"""RaggedStorage against a plain list of rows."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict, lazy_stack
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
+
+from gfn_rb import (
+    DiversityWriter,
+    FIFOWriter,
+    RaggedStorage,
+    RankRewardSampler,
+    RewardPrioritizedWriter,
+    SoftmaxRewardSampler,
+    load_checkpoint,
+    save_checkpoint,
+)
+from gfn_rb.checkpoint import Journal
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    KeyMismatchError,
+    ShapeError,
+)
+
+LONGEST = 9
+NODES = "graph", "nodes"
+RAGGED = {"tokens": LONGEST, "log_p": "tokens", NODES: 5}
+ENTRIES = "tokens", "log_p", NODES, "log_reward", ("graph", "label"), "serial"
+WRITERS = {
+    "fifo": FIFOWriter,
+    "unique": lambda: FIFOWriter(unique="serial"),
+    "reward": RewardPrioritizedWriter,
+    "diverse": lambda: DiversityWriter(features="serial", cutoff_distance=1.0),
+}
+lengths = st.lists(st.tuples(st.integers(0, LONGEST), st.integers(0, 5)), max_size=12)
+
+
+def make_rows(sizes, serial=0):
+    """One TensorDict for each pair of a number of tokens and one of nodes."""
+    rows = []
+    for i, (n_tokens, n_nodes) in enumerate(sizes, serial):
+        graph = TensorDict({"nodes": torch.rand(n_nodes, 2), "label": torch.tensor(i % 3)})
+        row = {"tokens": torch.randint(1, 99, (n_tokens,)), "log_p": torch.rand(n_tokens)}
+        numbers = {"log_reward": torch.tensor(i * 7 % 13 - 6.0), "serial": torch.tensor([i])}
+        rows.append(TensorDict({**row, **numbers, "graph": graph}))
+    return rows
+
+
+def pad(rows, key):
+    return torch.nn.utils.rnn.pad_sequence([row[key] for row in rows], batch_first=True)
+
+
+def as_padded(rows, beside="mask"):
+    """Padded rows with garbage behind their ends."""
+    batch = TensorDict(batch_size=[len(rows)])
+    for key in ENTRIES:
+        batch[key] = pad(rows, key) if key in RAGGED else torch.stack([r[key] for r in rows])
+    for key in ("tokens", NODES):
+        n = torch.tensor([len(row[key]) for row in rows])
+        mask = torch.arange(batch[key].shape[1]) < n[:, None]
+        name = f"{key}_{beside}" if key == "tokens" else ("graph", f"nodes_{beside}")
+        batch[name] = mask if beside == "mask" else n
+        batch[key][~mask] = 77
+    return batch
+
+
+def as_jagged(rows):
+    batch = lazy_stack(rows).select("log_reward", "serial", ("graph", "label")).contiguous()
+    for key in RAGGED:
+        batch[key] = torch.nested.nested_tensor([r[key] for r in rows], layout=torch.jagged)
+    return batch
+
+
+FORMS = {
+    "lazy": lazy_stack,
+    "mask": as_padded,
+    "length": lambda rows: as_padded(rows, "length"),
+    "jagged": as_jagged,
+}
+
+
+def buffer(writer="fifo", capacity=8, sampler=None, **options):
+    storage = RaggedStorage(capacity, RAGGED, **options)
+    sampler = RandomSampler() if sampler is None else sampler
+    return TensorDictReplayBuffer(
+        storage=storage, writer=WRITERS[writer](), sampler=sampler, batch_size=4
+    )
+
+
+def check(storage, expected):
+    """Compare slots with rows, and pages with their invariants."""
+    assert len(storage) == len(expected)
+    for slot, row in enumerate(expected):
+        for key in ENTRIES:
+            assert torch.equal(storage.get(slot)[key], row[key]), (slot, key)
+    for key, pool in storage._pools.items():
+        used = storage._tables(key).flatten()
+        used = used[used > 0]
+        free = torch.cat([*pool._free, used[:0]])
+        assert len(used.unique()) == len(used)  # no page of two rows
+        assert len(free.unique()) == len(free) == pool._n_free
+        assert not torch.isin(free, used).any()
+        assert free.numel() == 0 or 0 < int(free.min()) <= int(free.max()) < pool.n_pages
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@given(
+    batches=st.lists(st.tuples(st.sampled_from([*FORMS]), lengths), max_size=6),
+    page_size=st.sampled_from([None, 1, 2, 3, 16]),
+)
+def test_slots_hold_the_rows_that_writers_put_there(writer, batches, page_size):
+    rb, held, serial = buffer(writer, page_size=page_size), {}, 0
+    for form, sizes in batches:
+        rows = make_rows(sizes, serial)
+        serial += 10 * len(rows)
+        if not rows:
+            continue
+        # The diverse writer moves rows of its own accord: rows are found by their serial number.
+        rb.extend(FORMS[form]([row.clone() for row in rows]))
+        held |= {int(row["serial"]): row for row in rows}
+        stored = rb.storage.get(slice(None))["serial"].flatten().tolist()
+        assert len(stored) == len(set(stored))
+        check(rb.storage, [held[number] for number in stored])
+
+
+@given(batches=st.lists(lengths, min_size=1, max_size=5), data=st.data())
+def test_removed_rows_leave_their_pages_to_others(batches, data):
+    rb, held = buffer("reward", capacity=6), {}
+    for i, sizes in enumerate(batches):
+        rows = make_rows([*sizes, (3, 2)], 20 * i)
+        rb.extend(lazy_stack([row.clone() for row in rows]))
+        held |= {int(row["serial"]): row for row in rows}
+        slots = data.draw(st.sets(st.integers(0, len(rb) - 1)))
+        rb.writer.remove(torch.tensor(sorted(slots), dtype=torch.int64))
+        stored = rb.storage.get(slice(None))["serial"].flatten().tolist()
+        check(rb.storage, [held[number] for number in stored])
+
+
+def test_pages_of_removed_rows_are_found_again():
+    rb = buffer("reward", capacity=40)
+    rb.extend(lazy_stack(make_rows([(9, 5)] * 40)))
+    pool = rb.storage._pools["tokens"]
+    n_pages = pool.n_pages
+    for i in range(1, 30):
+        rb.writer.remove(torch.arange(20))
+        rb.extend(lazy_stack(make_rows([(9, 5)] * 20, 40 * i)))
+    assert pool.n_pages <= 1.1 * n_pages
+    rb.empty()
+    rb.extend(lazy_stack(make_rows([(9, 5)] * 40)))
+    assert pool.n_pages <= 1.1 * n_pages
+
+
+@given(sizes=lengths, index=st.lists(st.integers(0, 7), max_size=9))
+def test_rows_are_read_in_each_layout(sizes, index):
+    rows = make_rows([*sizes, (2, 1)])[-8:]
+    rb = buffer()
+    rb.extend(lazy_stack([row.clone() for row in rows]))
+    index = torch.tensor([i % len(rows) for i in index], dtype=torch.int64)
+    chosen = [rows[i] for i in index]
+    read = {}
+    for layout in ("padded", "jagged", "lazy"):
+        rb.storage.layout = layout
+        read[layout] = rb.storage.get(index)
+        assert read[layout].batch_size == index.shape
+    if not chosen:
+        return
+    for key in RAGGED:
+        assert torch.equal(read["padded"][key], pad(chosen, key))
+        pairs = zip(read["jagged"].get(key).unbind(), read["lazy"].unbind(0), chosen, strict=True)
+        assert all(
+            torch.equal(nested, row[key]) and torch.equal(lazy[key], row[key])
+            for nested, lazy, row in pairs
+        )
+    mask = read["padded"]["tokens_mask"]
+    assert mask.sum(1).tolist() == [len(row["tokens"]) for row in chosen]
+    for form in read.values():  # what was read comes back in
+        again = buffer(capacity=len(chosen))
+        again.extend(form)
+        check(again.storage, chosen)
+
+
+@pytest.mark.parametrize("layout", ["padded", "jagged", "lazy"])
+@pytest.mark.parametrize(
+    "sampler", [SamplerWithoutReplacement, SoftmaxRewardSampler, RankRewardSampler]
+)
+def test_samplers_draw_rows_of_each_layout(layout, sampler):
+    rows = make_rows([(i % 10, i % 6) for i in range(1, 9)])
+    rb = buffer("reward", sampler=sampler(), layout=layout)
+    rb.extend(lazy_stack([row.clone() for row in rows]))
+    batch = rb.sample()
+    for drawn in batch.unbind(0) if layout == "lazy" else [rb.storage.get(i) for i in range(8)]:
+        row = rows[int(drawn["serial"])]
+        assert torch.equal(drawn["tokens"], row["tokens"])
+
+
+@given(sizes=lengths, other=lengths)
+def test_states_hold_values_one_after_the_other(sizes, other, tmp_path_factory):
+    rows = make_rows(sizes)[-8:]
+    rb = buffer()
+    if rows:
+        rb.extend(lazy_stack([row.clone() for row in rows]))
+    state = rb.storage.state_dict()["_storage"]
+    if rows:
+        assert torch.equal(state["tokens/values"], torch.cat([row["tokens"] for row in rows]))
+        assert state["graph/nodes/length"].tolist() == [len(row[NODES]) for row in rows]
+    path = tmp_path_factory.mktemp("rows")
+    rb.storage.dumps(path)
+    for load in (
+        lambda storage: storage.load_state_dict(rb.storage.state_dict()),
+        lambda storage: storage.loads(path),
+    ):
+        fresh = buffer()
+        if other:
+            fresh.extend(lazy_stack(make_rows(other)))
+        load(fresh.storage)
+        check(fresh.storage, rows)
+        fresh.storage.set(range(8), lazy_stack(make_rows([(4, 4)] * 8)))
+        check(fresh.storage, fresh.storage)
+    for copied in (copy.deepcopy(rb.storage), pickle.loads(pickle.dumps(rb.storage))):
+        check(copied, rows)
+
+
+@pytest.mark.parametrize("writer", ["fifo", "reward"])
+def test_checkpoints_continue_like_a_run_that_was_not_interrupted(writer, tmp_path):
+    rb, again = (buffer(writer, capacity=6) for _ in range(2))
+    save_checkpoint(tmp_path / "empty", rb)
+    load_checkpoint(tmp_path / "empty", again)
+    rb.extend(lazy_stack(make_rows([(3, 2), (9, 5), (0, 1), (4, 0)])))
+    save_checkpoint(tmp_path / "rows", rb)
+    again.extend(lazy_stack(make_rows([(1, 1)])))
+    load_checkpoint(tmp_path / "rows", again)
+    check(again.storage, [rb.storage.get(i) for i in range(4)])
+    more = make_rows([(i, i % 6) for i in range(8)], 4)
+    assert torch.equal(*(each.extend(as_padded(more)) for each in (rb, again)))
+    check(again.storage, [rb.storage.get(i) for i in range(6)])
+    with pytest.raises(CheckpointMismatchError, match="capacity"):
+        load_checkpoint(tmp_path / "rows", buffer(writer, capacity=7))
+    with pytest.raises(ArgumentError, match="journal needs"):
+        Journal(rb, tmp_path / "journal")
+
+
+def test_rows_cost_their_own_bytes():
+    torch.manual_seed(0)
+    storage = RaggedStorage(2000, {"tokens": 4096, "log_p": "tokens"})
+    rb = TensorDictReplayBuffer(storage=storage)
+    sizes = torch.randint(1, 4097, (3000,))
+    for length in sizes.split(50):
+        tokens = torch.zeros(50, 4096, dtype=torch.int32)
+        rows = {"tokens": tokens, "log_p": tokens.float(), "tokens_length": length}
+        rb.extend(TensorDict(rows, [50]))
+    assert storage.nbytes <= 1.06 * int(sizes[-2000:].sum()) * 8
+
+
+def spoiled(key, value):
+    batch = as_padded(make_rows([(3, 2)] * 4))
+    return batch.set(key, value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (spoiled("tokens", torch.zeros(4, 3)), ShapeError, "torch.float32"),
+        (spoiled("log_p", torch.zeros(4, 3, 2)), ShapeError, "[L, 2]"),
+        (spoiled("log_p", torch.zeros(4)), ShapeError, "[n, T, ...]"),
+        (spoiled("tokens_mask", torch.tensor([[False, True, True]] * 4)), ShapeError, "true up"),
+        (spoiled("tokens_length", torch.full((4,), 5)), ShapeError, "0 to 3"),
+        (spoiled("log_p_mask", torch.ones(4, 3).cumsum(1) < 3), ShapeError, "length of 'tokens'"),
+        (spoiled("serial", torch.zeros(4, 2)), ShapeError, "'serial'"),
+        (spoiled("other", torch.zeros(4)), KeyMismatchError, "unknown keys ['other']"),
+        (spoiled("serial", "words"), ShapeError, "'serial'"),
+        (as_padded(make_rows([(3, 2)])).exclude("log_p"), KeyMismatchError, "'log_p'"),
+        (as_padded(make_rows([(3, 2)])).exclude("serial"), KeyMismatchError, "missing"),
+        (lazy_stack(make_rows([(3, 2), (10, 2)])), ShapeError, "at most 9 elements"),
+        (lazy_stack([row.set("serial", torch.ones(len(row["tokens"])))
+                     for row in make_rows([(1, 1), (2, 2)])]), ShapeError, "named in ragged"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("writer", ["fifo", "reward"])
+def test_rows_that_do_not_fit_are_refused_whole(batch, error, message, writer):
+    rb, rows = buffer(writer), make_rows([(3, 2), (0, 0), (9, 5)])
+    rb.extend(lazy_stack([row.clone() for row in rows]))
+    for write in (rb.extend, lambda data: rb.storage.set(range(len(data)), data)):
+        with pytest.raises(error) as caught:
+            write(batch.clone())
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+        check(rb.storage, rows)
+
+
+def test_shared_buffers_are_refused():
+    with pytest.raises(ArgumentError, match="shared=True"):
+        TensorDictReplayBuffer(storage=RaggedStorage(3, {"tokens": 9}), shared=True)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: state.pop("tokens/values"),
+        lambda state: state.update({"tokens/values": state["tokens/values"][1:]}),
+        lambda state: state.update({"tokens/length": state["tokens/length"] - 4}),
+        lambda state: state.update({"tokens/values": state["tokens/values"].float()}),
+        lambda state: state.update({"serial": state["serial"][1:]}),
+        lambda state: state.update({k: torch.cat([v] * 5) for k, v in state.items()}),
+    ],
+)
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_states_that_do_not_fit_are_refused_whole(spoil, is_fresh):
+    rb, rows = buffer(), make_rows([(3, 2), (9, 5)])
+    rb.extend(lazy_stack([row.clone() for row in rows]))
+    state = dict(rb.storage.content())
+    spoil(state)
+    target = buffer().storage if is_fresh else rb.storage
+    if is_fresh and "tokens/values" in state and state["tokens/values"].is_floating_point():
+        return  # a storage without rows takes any dtype
+    with pytest.raises(CheckpointMismatchError) as caught:
+        target.restore(state)
+    assert "\n" not in str(caught.value)
+    check(target, [] if is_fresh else rows)
