@@ -153,7 +153,9 @@ class Container:
         return self._td.batch_size[0]
 
     def __getitem__(self: C, index: int | slice | list | np.ndarray | Tensor) -> C:
-        return self.wrap(self._td[_row_index(index, len(self))])
+        if not isinstance(index, slice):
+            index = _row_index(index, len(self))
+        return self.wrap(self._td[index])
 
     def __repr__(self) -> str:
         shapes = ", ".join(
@@ -183,12 +185,8 @@ class Container:
         return cls.wrap(assemble(values, (sizes["n"],), device))
 
 
-def _row_index(
-    index: int | slice | list | np.ndarray | Tensor, n_rows: int
-) -> slice | Shaped[Tensor, "k"]:
+def _row_index(index: int | list | np.ndarray | Tensor, n_rows: int) -> slice | Shaped[Tensor, "k"]:
     """Turn an index into one that keeps the batch dimension; a mask is looked through once."""
-    if isinstance(index, slice):
-        return index
     if isinstance(index, int) and not isinstance(index, bool):
         if not -n_rows <= index < n_rows:
             raise IndexError(f"index must be below the {n_rows} rows, got {index}")

@@ -27,7 +27,7 @@ def require_lengths(length: Int64[Tensor, "n"], n_steps: int) -> None:
         fits = ((length >= 1) & (length <= n_steps)).all()
         assert_on_device(fits, f"length must be 1 to {n_steps} in every row")
     elif len(length):
-        shortest, longest = (int(bound) for bound in length.aminmax())
+        shortest, longest = map(int, length.aminmax())
         if not 1 <= shortest <= longest <= n_steps:
             raise ArgumentError(
                 f"length must be 1 to {n_steps} in every row, got {shortest} to {longest}"

@@ -303,7 +303,8 @@ class GFNEnv(EnvBase):
 
     def check_state(self, state: Tensor, name: str = "state") -> None:
         """Raise ShapeError unless ``state``, an argument ``name``, is a batch of states."""
-        require_kind(name, state, Tensor)
+        if not isinstance(state, Tensor):
+            require_kind(name, state, Tensor)
         fits = state.ndim > 0 and state.shape[1:] == self.state_shape
         if not fits or state.dtype != self.state_dtype:
             expected = ", ".join(["n", *map(str, self.state_shape)])

@@ -156,12 +156,9 @@ def _legal_after_last(legal: Bool[np.ndarray, "letters actions"], state: ArrayBa
     return legal.take(state[:, -1], 0)
 
 
-def _last_place(state: ArrayBatch) -> Int64[np.ndarray, "n"]:
-    return np.add.reduce(state[:, 1:] >= 0, 1)
-
-
 def _is_last(letters: Int64[np.ndarray, "letters"], state: ArrayBatch) -> np.ndarray:
-    return state[np.arange(len(state)), _last_place(state)][:, None] == letters
+    last_place = np.add.reduce(state[:, 1:] >= 0, 1)
+    return state[np.arange(len(state)), last_place][:, None] == letters
 
 
 def _appended(state: ArrayBatch, letter: Int64[np.ndarray, "n"]) -> ArrayBatch:
@@ -171,8 +168,8 @@ def _appended(state: ArrayBatch, letter: Int64[np.ndarray, "n"]) -> ArrayBatch:
 
 
 def _shortened(state: ArrayBatch, move: Int64[np.ndarray, "n"]) -> ArrayBatch:
-    place, state = _last_place(state), state.copy()
-    state[np.arange(len(state)), place] = EMPTY
+    last_place, state = np.add.reduce(state[:, 1:] >= 0, 1), state.copy()
+    state[np.arange(len(state)), last_place] = EMPTY
     return state
 
 

@@ -268,10 +268,11 @@ class Loss(nn.Module, ABC, Generic[C]):
             raise ArgumentError(
                 f"{type(self).__name__} reads {self.reads.__name__}, got {type(batch).__name__}"
             )
-        state, shape = batch.state, self.env.state_shape
-        if state.shape[state.ndim - len(shape) :] != shape or state.dtype != self.env.state_dtype:
+        state, env = batch.state, self.env
+        shape, dtype = env.state_shape, env.state_dtype
+        if state.shape[state.ndim - len(shape) :] != shape or state.dtype != dtype:
             raise ShapeError(
-                f"batch must hold states of env, {self.env.state_dtype} of shape {list(shape)}, "
+                f"batch must hold states of env, {dtype} of shape {list(shape)}, "
                 f"got {state.dtype} of shape {list(state.shape)} in all"
             )
         return batch

@@ -82,15 +82,16 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
             ShapeError: ``log_z`` gives neither one number nor one per row, or the rows do not fit.
         """
         trajectories = self._rows(batch)
-        log_z = self.log_z(trajectories.condition)
-        if log_z.shape not in ((), (len(trajectories),)):
+        log_z, n = self.log_z(trajectories.condition), len(trajectories)
+        if log_z.shape not in ((), (n,)):
             raise ShapeError(
-                f"log_z must give one number or one for each of {len(trajectories)} rows, got "
-                f"shape {list(log_z.shape)}"
+                f"log_z must give one number or one for each of {n} rows, got shape "
+                f"{list(log_z.shape)}"
             )
-        log_z = log_z.expand(len(trajectories))
+        log_z = log_z.expand(n)
         log_reward = self._floored(trajectories.log_reward)
-        log_pf, log_pb = (each.sum(1) for each in self._log_probs(trajectories))
+        log_pf, log_pb = self._log_probs(trajectories)
+        log_pf, log_pb = log_pf.sum(1), log_pb.sum(1)
         residual = log_z + (log_pf - log_reward - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
         require_finite(residual, terms)

@@ -79,7 +79,10 @@ class StateNetwork(StateModule):
         self, state: StateBatch, condition: ConditionBatch | None = None
     ) -> Float[Tensor, "n out"]:
         """Return the trunk's output for each row, the input of ``head``."""
-        return self.trunk(self._input(self._encode(state), condition))
+        x = self._encode(state)
+        if condition is not None or x.shape[1] != self._in_features:
+            x = self._input(x, condition)
+        return self.trunk(x)
 
     def plain_trunk(self) -> nn.Module | None:
         """Return the trunk, unless a subclass computes something else. See the base class."""
@@ -98,7 +101,9 @@ class StateNetwork(StateModule):
         encode = on_host(self._encode)
 
         def evaluate(state: np.ndarray, condition: Tensor | None) -> Tensor:
-            x = self._input(torch.from_numpy(encode(state)), condition)
+            x = torch.from_numpy(encode(state))
+            if condition is not None or x.shape[1] != self._in_features:
+                x = self._input(x, condition)
             for w, b in hidden:
                 x = linear(x, w, b).relu_()
             return linear(x, weight, bias)
@@ -179,6 +184,10 @@ class UniformBackwardPolicy(StateModule):
     ) -> Float[Tensor, "n moves"]:
         """Return zeros."""
         return torch.zeros(len(state), self.n_moves, device=state.device)
+
+    def evaluator(self) -> Evaluator:
+        """Return what gives zeros. See the base class."""
+        return lambda state, condition: torch.zeros(len(state), self.n_moves)
 
 
 class StateFlow(StateNetwork):

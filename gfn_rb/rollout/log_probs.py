@@ -106,7 +106,7 @@ def trajectory_log_probs(
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
     is_backward = require_direction(policy)
-    if hidden_keys(policy):
+    if not isinstance(policy, StateModule) and hidden_keys(policy):
         return _recurrent_log_probs(policy, env, trajectories)
     at, decided, state, condition = decisions(env, trajectories, is_backward)
     action = trajectories.action
@@ -121,8 +121,13 @@ def both_log_probs(
     trajectories: Trajectories,
 ) -> tuple[Float[Tensor, "n T"], Float[Tensor, "n T"]]:
     """Compute ``trajectory_log_probs`` of two policies; a trunk they share is called once."""
-    trunks = [p.plain_trunk() for p in (forward, backward) if isinstance(p, StateModule)]
-    is_shared = len(trunks) == 2 and trunks[0] is not None and trunks[0] is trunks[1]
+    is_shared = (
+        getattr(forward, "trunk", None) is getattr(backward, "trunk", backward)
+        and isinstance(forward, StateModule)
+        and isinstance(backward, StateModule)
+        and forward.plain_trunk() is not None
+        and backward.plain_trunk() is not None
+    )
     if not is_shared or not trajectories.state.is_cpu:
         return (
             trajectory_log_probs(forward, env, trajectories),

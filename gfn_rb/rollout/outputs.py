@@ -231,6 +231,8 @@ def drawn_log_probs(
 
 def hidden_keys(policy: TensorDictModuleBase) -> list[str]:
     """Return what a recurrent policy reads that it wrote under "next" one step ago."""
+    if isinstance(policy, StateModule):
+        return []
     written = getattr(policy, "out_keys", ())
     return [key for key in getattr(policy, "in_keys", ()) if (keys.NEXT, key) in written]
 

@@ -149,14 +149,15 @@ class Sampler:
             NaNError: the logits or a reward are NaN.
         """
         require_env(env)
-        exploration = exploration_from(policy_kwargs, self.is_backward)
+        is_backward = self.policy.is_backward
+        exploration = exploration_from(policy_kwargs, is_backward)
         if requires_grad:
             check_gradients(exploration, save_logprobs)
-        start = starting_states(env, n, states, self.is_backward)
+        start = starting_states(env, n, states, is_backward)
         if n is not None and conditions is None:
             conditions = env.sample_condition(n, exploration.generator)
         check_conditions(env, start, conditions)
-        check_log_rewards(log_rewards, start, self.is_backward)
+        check_log_rewards(log_rewards, start, is_backward)
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
         with torch.set_grad_enabled(requires_grad):
             return walk.trajectories(start, conditions, log_rewards)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from gfn_rb.envs.core import on_host
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration, draw, draw_on_host, explain_no_draw
 from gfn_rb.rollout.outputs import (
-    Parameters,
     drawn_log_probs,
     evaluator_of,
     hidden_before,
@@ -161,7 +161,10 @@ class Walk:
         # All but the policy is computed by NumPy: a step of few rows costs what its calls cost.
         env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
         move, undo, is_source = on_host(env.move), on_host(env.undo), on_host(env.is_source)
-        outputs, hidden = self._outputs(), hidden_before(self.policy, env, start)
+        masks = on_host(env.backward_mask if is_backward else env.forward_mask)
+        evaluate = None if env.action_shape else evaluator_of(self.policy)
+        hidden = hidden_before(self.policy, env, start)
+        is_plain = explored == Exploration(generator=explored.generator)
         steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
         row, state = np.arange(len(start)), start.detach().numpy()
         action, goes_on = row, np.ones(len(start), np.bool_)
@@ -178,8 +181,18 @@ class Walk:
                 break
             if steps.row and not is_backward:
                 state = move(state, action)
-            legal, logits, parameters = outputs(state, condition, hidden)
-            p = explored.probabilities(logits, legal)
+            if evaluate is None:
+                at = torch.from_numpy(state)
+                legal, logits, parameters = policy_outputs(self.policy, env, at, condition, hidden)
+            else:
+                legal, logits = torch.from_numpy(masks(state)), evaluate(state, condition)
+                parameters = None
+                if logits.shape != legal.shape:
+                    require_logits(self.policy, logits, legal.shape)
+            if is_plain:
+                p = logits.where(legal, -torch.inf).softmax(1)
+            else:
+                p = explored.probabilities(logits, legal)
             kind = draw_on_host(p.detach().double().numpy(), u[: len(row)])
             if kind is None:
                 raise explain_no_draw(logits, legal, torch.from_numpy(state))
@@ -203,30 +216,15 @@ class Walk:
             steps.log_prob = self._log_probs(chances, steps.action)
         return steps
 
-    def _outputs(self) -> Callable[..., tuple[Tensor, Tensor, Parameters | None]]:
-        """Return ``policy_outputs`` for arrays of states, with what all calls share looked up."""
-        policy, env = self.policy, self.env
-        masks = on_host(env.backward_mask if policy.is_backward else env.forward_mask)
-        evaluate = None if env.action_shape else evaluator_of(policy)
-        if evaluate is None:
-            return lambda state, condition, hidden: policy_outputs(
-                policy, env, torch.from_numpy(state), condition, hidden
-            )
-
-        def outputs(state: np.ndarray, condition: Tensor | None, hidden: None) -> Any:
-            mask = masks(state)
-            logits = require_logits(policy, evaluate(state, condition), mask.shape)
-            return torch.from_numpy(mask), logits, None
-
-        return outputs
-
     def _uniforms(self, n: int) -> Iterator[Float64[np.ndarray, "n 1"]]:
-        """Yield uniform numbers for one step more than there may be, drawn for several at once."""
-        left, generator = self.env.max_length + 1, self.exploration.generator
-        while left:
-            size = min(left, _BLOCK)
-            yield from torch.rand(size, n, 1, dtype=torch.float64, generator=generator).numpy()
-            left -= size
+        """Return uniform numbers for one step more than there may be, drawn for several at once."""
+        n_steps, generator = self.env.max_length + 1, self.exploration.generator
+
+        def block(start: int) -> np.ndarray:
+            shape = min(_BLOCK, n_steps - start), n, 1
+            return torch.rand(shape, dtype=torch.float64, generator=generator).numpy()
+
+        return chain.from_iterable(map(block, range(0, n_steps, _BLOCK)))
 
     def _log_probs(self, chances: list[Any], actions: list[np.ndarray]) -> list[Tensor]:
         """Return the log-probabilities of all actions, without parameters in one operation."""

@@ -165,7 +165,7 @@ class Trainer:
         losses = [self._learn(batch)[0] for batch in sampled]
         for batch in from_others:
             self._learn(batch)
-        replayed = [self._replay(rows) for rows in self._draw(sampled + from_others)]
+        replayed = self._replay(sampled + from_others)
         loss = fmean(losses)
         self._losses["loss"].append(loss)
         if self.config.n_replayed:
@@ -195,26 +195,27 @@ class Trainer:
             self.generator.set_state(state)
             return fresh, fed
 
-    def _draw(self, batches: Sequence[Trajectories]) -> list[TensorDictBase]:
-        """Draw what is replayed after some batches, in parts of their size."""
+    def _replay(self, batches: Sequence[Trajectories]) -> list[float]:
+        """Take optimiser steps on what is replayed after some batches; return the losses."""
         n_items = sum(map(self.replay.n_items, batches))
         n_rows = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0
         if not n_rows:
             return []
+        # Drawn at once, before anything is learnt from it: one pass over the weights of all items.
         with self.watch("buffer"):
             sample = self.replayed.sample(n_rows)
-        # Drawn at once, before anything is learnt from it: one pass over the weights of all items.
-        return list(sample.split(math.ceil(n_items / len(batches))))
-
-    def _replay(self, rows: TensorDictBase) -> float:
-        """Take one optimiser step on replayed rows, and set their priorities; return their loss."""
-        replayed = self.replay.gives.from_tensordict(rows)
-        loss, residual = self._learn(replayed)
-        if isinstance(self.config.draw, PriorityDraw):
-            with self.watch("buffer"):
-                priority = mean_per_item(replayed, self.priority_rule(residual))
-                self.replayed.update_priority(rows.get(keys.INDEX), priority)
-        return loss
+        rows, size = self.replay.gives.from_tensordict(sample), math.ceil(n_items / len(batches))
+        losses = []
+        for start in range(0, n_rows, size):
+            replayed = rows[start : start + size]
+            loss, residual = self._learn(replayed)
+            losses.append(loss)
+            if isinstance(self.config.draw, PriorityDraw):
+                with self.watch("buffer"):
+                    index = sample.get(keys.INDEX)[start : start + size]
+                    priority = mean_per_item(replayed, self.priority_rule(residual))
+                    self.replayed.update_priority(index, priority)
+        return losses
 
     def _learn(self, batch: Container) -> tuple[float, Float[Tensor, "m"]]:
         """Take one optimiser step on a batch; return its loss and its residual before that."""
