@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
@@ -26,18 +25,15 @@ from gfn_rb.training.report.style import (
     number_calls,
     panel_grid,
     scale_if_wide,
-    several_colors,
     write_figure,
 )
 from gfn_rb.training.trainer import Row, Trainer
 
-Table = Sequence[Mapping[str, Any]]
-
 
 class OtherRanks(NamedTuple):
-    """What the other ranks of a run did."""
+    """What the ranks of a run did together."""
 
-    rows: Mapping[int, Table]
+    n_ranks: int
     modes_found: int
     lost: int = 0
 
@@ -49,20 +45,9 @@ class ReportData(NamedTuple):
     rows: Sequence[Row]
     others: OtherRanks | None = None
 
-    @property
-    def ranks(self) -> dict[int, Table]:
-        """What each rank measured on the way."""
-        return {0: self.rows, **({} if self.others is None else self.others.rows)}
-
-    @property
-    def rank_colors(self) -> dict[int, str]:
-        """The colour of each rank; none where there is one alone."""
-        ranks = {} if self.others is None else self.ranks
-        return dict(zip(ranks, several_colors(len(ranks)), strict=True))
-
     def has(self, key: str, above: float = -np.inf) -> bool:
-        """Whether some rank measured a number larger than this."""
-        return any((column(rows, key) > above).any() for rows in self.ranks.values())
+        """Whether some measured number is larger than this."""
+        return bool((column(self.rows, key) > above).any())
 
 
 class Curve(NamedTuple):
@@ -78,6 +63,7 @@ MODES = (
     Curve("modes_found", "modes", BLUE),
     Curve("separated_modes", "modes by distance", GREEN, "-."),
 )
+TOP = (Curve("top_100_score", "best 100", BLUE),)
 DISTANCES = (
     Curve("total_variation", "total variation", BLUE),
     Curve("jensen_shannon_distance", "Jensen-Shannon", ORANGE, "--"),
@@ -108,15 +94,8 @@ def draw_modes(axes: Axes, data: ReportData) -> None:
     if data.others is not None:
         together = data.others.modes_found
         axes.axhline(together, color="black", linestyle="--", label=f"all ranks: {together:,}")
-    _draw_curves(axes, data, MODES, "{:,.0f}")
+    _draw_curves(axes, data, MODES, "Modes found", "modes", "{:,.0f}")
     axes.set_ylim(bottom=0)
-    finish(axes, "Modes found", "modes")
-
-
-def draw_top(axes: Axes, data: ReportData) -> None:
-    """Draw the mean score of the best 100 distinct states against reward calls."""
-    _draw_curves(axes, data, [Curve("top_100_score", "best 100", BLUE)])
-    finish(axes, "Best 100 found", "mean score")
 
 
 def draw_rewards(axes: Axes, data: ReportData) -> None:
@@ -145,48 +124,31 @@ def draw_rewards(axes: Axes, data: ReportData) -> None:
     finish(axes, title, "share with at least this")
 
 
-def draw_distance(axes: Axes, data: ReportData) -> None:
-    """Draw the exact distances between policy and target against reward calls."""
-    _draw_curves(axes, data, DISTANCES)
-    axes.set_ylim(bottom=0)
-    finish(axes, "Distance from policy to target", f"distance ({data.trainer.fit.method})")
-
-
-def draw_agreement(axes: Axes, data: ReportData) -> None:
-    """Draw correlations of log P(x) with log R(x), and accuracy, against reward calls."""
-    _draw_curves(axes, data, AGREEMENT)
-    finish(axes, "Agreement of policy and target", "1 for an exact policy")
-
-
-def draw_loss(axes: Axes, data: ReportData) -> None:
-    """Draw the loss of fresh and of replayed batches against reward calls."""
-    _draw_curves(axes, data, LOSSES)
-    scale_if_wide(axes)
-    finish(axes, f"Loss ({data.trainer.config.loss})", "mean since the last point")
-
-
 def draw_log_z(axes: Axes, data: ReportData) -> None:
     """Draw the learned log Z, bounds where they are measured, and the true one where known."""
     true = data.trainer.fit.log_z
     if true is not None:
         axes.axhline(true, color=GREY, linestyle=":", linewidth=2, label=f"true: {true:.3f}")
-    _draw_curves(axes, data, LOG_Z, first=1)  # before training, log Z is just any number
-    finish(axes, "log Z", "nats")
+    learnt = data._replace(rows=data.rows[1:] or data.rows)  # before training, it is any number
+    _draw_curves(axes, learnt, LOG_Z, "log Z", "nats")
 
 
 def chosen_panels(data: ReportData) -> list[Callable[[Axes, ReportData], None]]:
     """Return the panels that have something to show."""
-    is_measured = data.has("total_variation")
-    chosen = {
-        draw_modes: any(data.has(each.key, above=0.0) for each in MODES),
-        draw_top: not is_measured,
-        draw_rewards: True,
-        draw_distance: is_measured,
-        draw_agreement: any(data.has(each.key) for each in AGREEMENT),
-        draw_loss: data.has("loss"),
-        draw_log_z: True,
-    }
-    return [panel for panel, is_shown in chosen.items() if is_shown]
+    is_measured, fit = data.has("total_variation"), data.trainer.fit
+    distances = "Distance from policy to target", f"distance ({fit.method})"
+    agreement = "Agreement of policy and target", "1 for an exact policy"
+    losses = f"Loss ({data.trainer.config.loss})", "mean since the last point"
+    chosen = [
+        (draw_modes, any(data.has(each.key, above=0.0) for each in MODES)),
+        (_curves(TOP, "Best 100 found", "mean score"), not is_measured),
+        (draw_rewards, True),
+        (_curves(DISTANCES, *distances), is_measured),
+        (_curves(AGREEMENT, *agreement), any(data.has(each.key) for each in AGREEMENT)),
+        (_curves(LOSSES, *losses), data.has("loss")),
+        (draw_log_z, True),
+    ]
+    return [panel for panel, is_shown in chosen if is_shown]
 
 
 def expected_modes(
@@ -198,28 +160,36 @@ def expected_modes(
     return -np.expm1(n_draws[:, None] * log_miss).sum(1)
 
 
-def column(rows: Table, key: str) -> Float64[np.ndarray, "k"]:
+def column(rows: Sequence[Row], key: str) -> Float64[np.ndarray, "k"]:
     """Return a column as numbers, NaN where there is none."""
-    values = [row.get(key) for row in rows]
-    return np.array([np.nan if v in (None, "") else float(v) for v in values], dtype=np.float64)
+    return np.array([row.get(key) for row in rows], dtype=np.float64)
+
+
+def _curves(*described: Any) -> Callable[[Axes, ReportData], None]:
+    return lambda axes, data: _draw_curves(axes, data, *described)
 
 
 def _draw_curves(
-    axes: Axes, data: ReportData, curves: Sequence[Curve], number: str = "{:.3f}", first: int = 0
+    axes: Axes,
+    data: ReportData,
+    curves: Sequence[Curve],
+    title: str,
+    ylabel: str,
+    number: str = "{:.3f}",
 ) -> None:
-    """Draw columns against reward calls, each rank against its own."""
-    for rank, rows in reversed(data.ranks.items()):  # the first rank on top
-        rows = rows[first:] or rows
-        for curve in curves:
-            if not data.has(curve.key):
-                continue
-            calls, values = column(rows, "reward_calls"), column(rows, curve.key)
-            label = f"{curve.label}{'' if data.others else f': {number.format(values[-1])}'}"
-            axes.plot(
-                calls, values, linestyle=curve.style, linewidth=1.2 if rank else 2.4,
-                color=data.rank_colors.get(rank, curve.color), label="_" if rank else label,
-            )[0].set_gid(f"rank {rank}")  # fmt: skip
-    number_calls(axes, "reward calls" if data.others is None else "reward calls of each rank")
+    """Draw columns against reward calls, as far as they were measured."""
+    calls = column(data.rows, "reward_calls")
+    for curve in curves:
+        if data.has(curve.key):
+            values = column(data.rows, curve.key)
+            label = f"{curve.label}: {number.format(values[-1])}"
+            axes.plot(calls, values, curve.style, color=curve.color, linewidth=2.4, label=label)
+    number_calls(axes, "reward calls")
+    if curves is LOSSES:
+        scale_if_wide(axes)
+    elif curves is DISTANCES:
+        axes.set_ylim(bottom=0)
+    finish(axes, title, ylabel)
 
 
 def _mode_mass(fit: ExactFit) -> Float64[Tensor, "modes"]:
@@ -240,10 +210,8 @@ def write_report(path: Path, data: ReportData) -> None:
 
 def draw_report(data: ReportData) -> Figure:
     """Return the report of a run."""
-    panels, ranks = chosen_panels(data), data.rank_colors
-    lines = [Line2D([], [], color=color, linewidth=2) for color in ranks.values()]
-    names = [f"rank {rank}" for rank in ranks]
-    figure, each = panel_grid(len(panels), _headline(data), lines, names)
+    panels = chosen_panels(data)
+    figure, each = panel_grid(len(panels), _headline(data))
     for axes, draw in zip(each, panels, strict=True):
         draw(axes, data)
         axes.legend(loc="best", frameon=False)
@@ -257,7 +225,7 @@ def _headline(data: ReportData) -> str:
     ranks = ""
     if others is not None:
         lost = f" ({others.lost} lost)" if others.lost else ""
-        ranks = f" on each of {1 + len(others.rows)} ranks{lost}"
+        ranks = f" on each of {others.n_ranks} ranks{lost}"
     without = trainer.env.n_modes != 0 and not data.has("modes_found", above=0.0)
     return (
         f"{config.env}, {trainer.steps_done:,} steps of {config.batch_size}{ranks}, {replay}, "

@@ -41,7 +41,6 @@ from gfn_rb.training.session.rank_hooks import (
     make_manager,
     worker_silence,
 )
-from gfn_rb.training.session.reading import read_metrics
 from gfn_rb.training.session.run import (
     RunResult,
     StopSignals,
@@ -306,15 +305,13 @@ class TrainingRank:
         return self.coordinator.gather(RankResult(result.row, counters, modes))
 
     def _other_ranks(self) -> OtherRanks | None:
-        """Return what the tables of other ranks say, as far as this one can read them."""
+        """Return what the ranks that train did together; None where there was but one."""
         from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
 
-        results, lost = self.coordinator.results, self.coordinator.lost
-        tables = {rank: RunFolder(self.folder.path, rank).metrics for rank in sorted(results)[1:]}
-        rows = {rank: read_metrics(path) for rank, path in tables.items() if path.exists()}
-        if not rows and not lost:
+        n_ranks, lost = len(self.coordinator.results), self.coordinator.lost
+        if n_ranks == 1 and not lost:
             return None
-        return OtherRanks(rows, self.coordinator.modes_found(), len(lost))
+        return OtherRanks(n_ranks, self.coordinator.modes_found(), len(lost))
 
     def _summary(self) -> dict[str, Any]:
         known = self.coordinator

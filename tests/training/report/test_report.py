@@ -144,42 +144,20 @@ def test_single_steps_in_the_buffer_count_where_they_terminate():
     assert (shares * 16).tolist() == pytest.approx(np.round(shares * 16))  # 16 episodes ended
 
 
-def other_ranks(n):
-    """Their numbers come out of tables, as text, some not measured."""
-    names = "reward_calls", "modes_found", "total_variation", "jensen_shannon_distance", "log_z"
-    table = ("0", "0", "0.5", "0.6", "0"), ("300", "2", "0.4", "", "2.5")
-    rows = [dict(zip(names, row, strict=True)) for row in table]
-    return OtherRanks(dict.fromkeys(range(1, n), rows), 3, lost=1)
-
-
-def test_all_ranks_are_drawn_and_named(trainer):
-    figure = draw_report(ReportData(trainer, trainer.history, other_ranks(3)))
-    modes, distance = figure.axes[0], figure.axes[2]
+def test_what_all_ranks_found_is_told(trainer):
+    figure = draw_report(ReportData(trainer, trainer.history, OtherRanks(3, 4, lost=1)))
     assert "on each of 3 ranks (1 lost)" in figure.get_suptitle()
-    assert set(lines(modes)) >= {"modes", "all ranks", "all 4"}
-    of_ranks = [line for line in modes.get_lines() if line.get_gid() == "rank 2"]
-    np.testing.assert_array_equal(of_ranks[0].get_xydata(), [[0, 0], [300, 2]])
-    assert modes.get_xlim()[1] > 300
-    tv, jsd = (line for line in distance.get_lines() if line.get_gid() == "rank 1")
-    np.testing.assert_array_equal(tv.get_xydata(), [[0, 0.5], [300, 0.4]])
-    np.testing.assert_array_equal(jsd.get_xydata(), [[0, 0.6], [300, np.nan]])
-    (legend,) = figure.legends
-    named = {text.get_text(): line.get_color() for text, line in
-             zip(legend.get_texts(), legend.get_lines(), strict=True)}  # fmt: skip
-    assert list(named) == ["rank 0", "rank 1", "rank 2"]
-    for line in distance.get_lines():
-        assert line.get_color() == named[line.get_gid()]
+    assert lines(figure.axes[0])["all ranks"][1].tolist() == [4, 4]
 
 
-@pytest.mark.parametrize("n_ranks", [1, 30])
-def test_nothing_is_clipped_or_covers_another(trainer, n_ranks):
-    """However long the name, and however many ranks."""
+def test_nothing_is_clipped_or_covers_another(trainer):
+    """However long the name."""
 
     class Long(type(trainer.config)):
         env = "my_package.environments.with_a_long_name:" + "Molecules" * 15 + "Config"
 
     config = Long(**{**vars(trainer.config), "seed": 2**63 - 1})
-    data = ReportData(trainer, trainer.history, other_ranks(n_ranks) if n_ranks > 1 else None)
+    data = ReportData(trainer, trainer.history, OtherRanks(30, 4, lost=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "config", config)
         figure = draw_report(data)
