@@ -34,7 +34,7 @@ from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import GfnRbError, WireError
 from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
 from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 MESSAGES = int(os.environ.get("GFN_RB_FUZZ", "400"))  # of each kind
 SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which a kind ends, however many
@@ -47,10 +47,9 @@ PATHS = PATHS.to_tensordict()
 HIGHEST = 1e5
 NUMBERS = [0, 1, 2, 3, 7, 99, -1, 2**31, 2**53, 2**63, 10**30, 10**309, 0.5, 1e308, math.nan]
 NUMBERS += [math.inf, -math.inf, True, None]
-TAGS = [DATA_TAG, DATA_TAG, DATA_TAG, METADATA_TAG, PEER_TAG, 3, 32, 33, 47, 48, 32_000]
+TAGS = [DATA_TAG, DATA_TAG, DATA_TAG, METADATA_TAG, 2, 3, 32, 33, 47, 48, 32_000]
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16]
 DTYPES += [torch.float64, torch.complex64, torch.uint16, torch.uint64, torch.float8_e4m3fn]
-SUMMARY = {"quantiles": [], "rows": 0, "ema": None, "batches": 0, "held": 0, "managers": [0, 1]}
 TERMS = {"quota": 3, "policy": "top", "own": False, "fresh": True}
 ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {"a": 1.0}, "baseline": -3.0}
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
@@ -134,7 +133,7 @@ def nested(rows: TensorDictBase, scores: TensorDictBase) -> TensorDict:
 SCORES = TensorDict({"each": torch.tensor([1.0, 2.0])}, [2])
 QUESTIONS = [
     bytes_of(Kind.ITEMS, {"id": 1, "store": True}, objects([1, 2])),
-    bytes_of(Kind.ITEMS, {"id": 1, "store": True, "quota": 1, "managers": [0, 1]}, objects([3])),
+    bytes_of(Kind.ITEMS, {"id": 1, "store": True, "quota": 1}, objects([3])),
     bytes_of(Kind.ITEMS, {"id": 1, "store": False}, trajectories([1, 2, 3])),
     bytes_of(Kind.ITEMS, {"id": 1}, PATHS),
     bytes_of(Kind.ITEMS, {"id": 1}, objects(range(1500))),
@@ -143,7 +142,6 @@ QUESTIONS = [
     bytes_of(Kind.GOODBYE),
     bytes_of(Kind.METADATA),
     bytes_of(Kind.HELD),
-    bytes_of(Kind.SUMMARY, SUMMARY),
 ]
 ANSWERS = [
     bytes_of(Kind.HELLO, WELCOME),
@@ -183,7 +181,7 @@ def random_meta(pick: random.Random, *honest: dict[str, Any]) -> dict[str, Any]:
     for _ in range(pick.choice([0, 0, 1, 1, 2, 4])):
         inside = [each for each in (meta, *meta.values()) if isinstance(each, dict)]
         place = pick.choice(inside)
-        names = [*place, "id", "to", "quota", "managers", "nested", "compact", "store", "rows"]
+        names = [*place, "id", "to", "quota", "nested", "compact", "store", "rows"]
         name = pick.choice(names)
         value = word(pick)
         if place is not meta:  # which others share
@@ -234,23 +232,21 @@ def random_rows(pick: random.Random) -> TensorDictBase | None:
 ITEMS = {"id": 1, "store": True}
 ASKED = [
     *[(Kind.ITEMS, ITEMS, True)] * 4,
-    *[(Kind.ITEMS, {**ITEMS, "quota": 2, "managers": [0, 1]}, True)] * 2,
+    *[(Kind.ITEMS, {**ITEMS, "quota": 2}, True)] * 2,
     (Kind.ITEMS, {**ITEMS, "store": False}, True),
     (Kind.HELLO, {"protocol": PROTOCOL, "subscription": TERMS, "rows": None}, False),
     (Kind.METADATA, {}, False),
     (Kind.HELD, {}, False),
     (Kind.GOODBYE, {}, False),
-    (Kind.SUMMARY, SUMMARY, False),
-    (Kind.SUMMARY, {**SUMMARY, "quantiles": [1.0, 2.0], "rows": 3, "held": 4}, False),
 ]
 
 
 def sent_by(kind: int, pick: random.Random) -> tuple[int, int]:
     """Return which of the hostile ones sends a kind of frame, and the tag: mostly the right one."""
     asks = kind in (Kind.METADATA, Kind.HELD, Kind.CHECKPOINT)
-    tag = PEER_TAG if kind == Kind.SUMMARY else METADATA_TAG if asks else DATA_TAG
-    by = int(kind != Kind.SUMMARY)
-    return (by, tag) if pick.random() < 0.9 else (pick.randrange(2), pick.choice(TAGS))
+    if pick.random() < 0.9:
+        return 1, METADATA_TAG if asks else DATA_TAG
+    return pick.randrange(2), pick.choice(TAGS)
 
 
 # A manager.

@@ -17,7 +17,7 @@ from gfn_rb import Sampler, reward_prioritized_buffer
 from gfn_rb.envs import HyperGrid
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
 from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 MESSAGES = int(os.environ.get("GFN_RB_HOSTILE", "2000"))
 STEPS = 40
@@ -47,7 +47,7 @@ def hostile_messages(pick, honest):
                 (Kind.ITEMS, alone, high(objects(range(10))), DATA_TAG),
                 (Kind.ITEMS, {"id": 2, "store": True}, objects(range(10)), DATA_TAG),
                 (Kind.ITEMS, {"id": 10**30}, honest, DATA_TAG),
-                (Kind.ITEMS, {"id": 3, "managers": [1, 2], "quota": -1}, honest, DATA_TAG),
+                (Kind.ITEMS, {"id": 3, "quota": -1}, honest, DATA_TAG),
                 (Kind.ITEMS, {"id": 4}, trajectories([1, 2], length=9), DATA_TAG),
                 (Kind.ITEMS, {"id": 5}, None, DATA_TAG),
                 (Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms}, None, DATA_TAG),
@@ -55,15 +55,14 @@ def hostile_messages(pick, honest):
                 (Kind.HELLO, {"protocol": 99}, None, DATA_TAG),
                 (Kind.ITEMS, {"id": 6, "quota": 4096}, honest, DATA_TAG),
                 (Kind.GOODBYE, {}, None, DATA_TAG),
-                (Kind.SUMMARY, {"quantiles": [1e308], "rows": 1, "held": 1}, None, PEER_TAG),
                 (pick.choice([0, 99, *Kind]), {"to": 1, "x": "y" * 999}, None, pick.choice(TAGS)),
                 *[(kind, {}, None, METADATA_TAG) for kind in asks],
             ],
-            18,
+            17,
         )
 
 
-TAGS = (DATA_TAG, METADATA_TAG, PEER_TAG, 77)
+TAGS = (DATA_TAG, METADATA_TAG, 77)
 
 
 class Run:

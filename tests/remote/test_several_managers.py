@@ -67,7 +67,6 @@ class Cluster:
             workers=[*range(self.n, len(self.transports) - 1)],
             managers=[*range(self.n)],
         )
-        self.managers[rank]._handler.update_peers()
 
     def _worker(self, rank, holds):
         return ReplayBufferWorker(
@@ -115,9 +114,6 @@ class Cluster:
 
     def settle(self):
         """Let everyone know who is gone, and come to rest."""
-        for gone in set(range(self.n)) - self.managers.keys():
-            for manager in self.managers.values():
-                manager._handler.lose(gone, "it was killed")
         for worker in self.workers.values():
             self._lose(worker)
         busy = True
@@ -203,15 +199,6 @@ def test_together_managers_keep_the_best_of_all(n_managers, seed):
         assert counts.sent == sum(each["items"] for each in theirs)
         assert counts.bytes_sent == sum(each["bytes"] for each in theirs)
         assert (counts.lost, counts.resent) == (0, 0)
-    with cluster.serving():
-        known = [cluster.asking.metadata(rank, LIMIT) for rank in cluster.managers]
-    union = cluster.best(set().union(*cluster.offered.values()))
-    assert min(cluster.capacity, sum(each["counted"] for each in known)) == len(union)
-    for manager in cluster.managers.values():
-        threshold = manager._baseline.threshold
-        assert threshold <= union[-1]
-        if n_managers > 1 and len(union) == cluster.capacity:
-            assert threshold > -float("inf")
     cluster.check_fed()
 
 
@@ -227,5 +214,3 @@ def test_what_dead_managers_held_is_sent_again(n_managers, seed, holds):
     cluster.check_union(everything=holds)
     cluster.check_accounts()
     cluster.check_fed()
-    for manager in cluster.managers.values():
-        assert manager._baseline.threshold <= (cluster.union() or [0])[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,6 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
 from gfn_rb.interop.torchgfn.remote import PATIENCE, check_backend, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
-from gfn_rb.remote.manager.baseline import Summary
 from gfn_rb.transports import Transport
 
 
@@ -211,19 +210,17 @@ class _Manager(remote.ReplayBufferManager):
 class _KeptBaseline(remote.Baseline):
     """The quantile ``share`` of a full buffer's log-rewards; else, or if None, the running mean."""
 
-    levels = ()
-
     def __init__(self, buffer: ReplayBuffer, share: float | None, alpha: float) -> None:
         super().__init__(alpha)
         if share is not None and not 0 <= share <= 1:
             raise ArgumentError(f"baseline_percentile must be in [0, 1], got {share}")
         self._buffer, self._share = buffer, share
 
-    def of(self, summaries: Sequence[Summary], capacity: int = 0) -> float | None:
+    def value(self, rb: object) -> float | None:
         """Return the baseline, None if nothing is known."""
         if self._share is not None and len(self._buffer) >= self._buffer.capacity:
             log_reward = self._buffer.log_rewards
             finite = log_reward[log_reward.isfinite()]
             if len(finite):
                 return float(finite.quantile(self._share))
-        return super().of(summaries, capacity)
+        return super().value(None)

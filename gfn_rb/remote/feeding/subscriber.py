@@ -27,7 +27,6 @@ class Feeder:
     def __init__(self, rb: ReplayBuffer | None, n_ranks: int) -> None:
         self.index = None if rb is None else ObjectIndex(rb, n_ranks)
         self.subscribers: dict[int, Subscriber] = {}
-        self.threshold = -math.inf
         generator = None if rb is None else generator_of(rb)
         on_cpu = generator is not None and generator.device.type == "cpu"  # as are the weights
         self.generator = generator if on_cpu else None
@@ -47,12 +46,6 @@ class Feeder:
         if subscriber is None or quota == 0:
             return None
         return subscriber.next(subscriber.quota if quota is None else min(quota, MAX_QUOTA))
-
-    def keep_above(self, threshold: float) -> None:
-        """Feed no rows of a lower log-reward than this from now on."""
-        if threshold < self.threshold and self.index is not None:
-            self.offer(torch.arange(length_of(self.index.storage)))
-        self.threshold = threshold
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record of objects and subscribers, without the buffer."""
@@ -133,15 +126,15 @@ class Subscriber:
             rows, number = torch.from_numpy(changed), self._index.number[changed]
             # Known rows are put in as -inf: one update instead of two.
             log_reward = self._index.log_reward(rows)
-            log_reward = log_reward.masked_fill(~self._is_wanted(rows, log_reward), -math.inf)
+            log_reward = log_reward.masked_fill(self._is_known(rows), -math.inf)
             self._policy.put(rows, log_reward, torch.from_numpy(self._index.arrival[number]))
 
-    def _is_wanted(self, rows: Tensor, log_reward: Tensor) -> Tensor:
-        """Return which rows are above the threshold and unknown to the worker."""
+    def _is_known(self, rows: Tensor) -> Tensor:
+        """Return which rows the worker was given or, unless it wants its own, sent."""
         number, index = self._index.number[rows.numpy()], self._index
         known = index.given[number, self.rank]
         known = known if self.own else known | index.sent[number, self.rank]
-        return torch.from_numpy(~known) & (log_reward >= self._feeder.threshold)
+        return torch.from_numpy(known)
 
     def _pick(self, quota: int) -> Tensor:
         """Take rows off the policy until ``quota`` are unknown to the worker; return these."""
@@ -151,7 +144,7 @@ class Subscriber:
             self._policy.remove(rows)
             n_offered = len(rows)
             rows = rows[rows < length_of(index.storage)]
-            rows = rows[self._is_wanted(rows, index.log_reward(rows))]
+            rows = rows[~self._is_known(rows)]
             index.given[index.number[rows.numpy()], self.rank] = True
             picked = torch.cat([picked, rows])
             if n_offered < left:  # there are no more

@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,13 +16,12 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError, PeerLostError, TransportClosedError, WireVersionError
 from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import BaselineKeeper, Summary
+from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.remote.protocol.messages import (
     DATA_TAG,
     METADATA_TAG,
-    PEER_TAG,
     PROTOCOL,
     Kind,
     ScoreFunction,
@@ -67,7 +65,7 @@ class BatchHandler:
         rb: ReplayBuffer | None,
         feeder: Feeder,
         score: ScoreFunction | None,
-        baseline: BaselineKeeper,
+        baseline: Baseline,
         watch: Stopwatch,
         duplicates: str = "drop",
         below: float | None = math.inf,
@@ -75,7 +73,7 @@ class BatchHandler:
         if duplicates not in ("drop", "keep"):
             raise ArgumentError(f"duplicates must be 'drop' or 'keep', got {duplicates!r}")
         self.feeder, self.baseline, self.watch = feeder, baseline, watch
-        self._rb, self._score = rb, score
+        self.rb, self._score = rb, score
         self._drops, self._below = duplicates == "drop", below
 
     def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> BatchResult:
@@ -88,8 +86,7 @@ class BatchHandler:
         except Exception as error:  # a writer, transform or storage may raise anything
             return BatchResult({"refused": rows.batch_size[0]}, unstored=error)
         if store:  # rows that are only scored have no effect on the baseline
-            self.baseline.written(outcomes.get("stored", 0))
-            self.baseline.observe(log_reward)
+            self.baseline.observe(log_reward, outcomes.get("stored", 0))
         if self._score is None:
             return BatchResult(outcomes)
         try:
@@ -101,9 +98,8 @@ class BatchHandler:
     def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
         """Offer rows to the buffer, and return their outcomes."""
         index = self.feeder.index
-        if self._rb is None or index is None:
+        if self.rb is None or index is None:
             return {"scored": n}
-        self.baseline.notice_writes()
         keys = object_keys(rows)  # refuses rows that the index could not follow once stored
         new = np.arange(n)
         if self._drops:
@@ -116,7 +112,7 @@ class BatchHandler:
         if n_new:
             # A buffer writes the slots into the rows that it is given.
             chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
-            slots = torch.as_tensor(self._rb.extend(chosen)).reshape(-1).cpu()
+            slots = torch.as_tensor(self.rb.extend(chosen)).reshape(-1).cpu()
             slots = slots[slots >= 0]
             n_stored = slots.shape[0]
             try:
@@ -147,7 +143,7 @@ class MessageHandler:
         self._channel, self._workers, self._senders = channel, workers, senders
         self._batch_handler, self._queries = batch_handler, queries
         self._feeder, self._baseline = batch_handler.feeder, batch_handler.baseline
-        self._peers, self._watch = self._baseline.peers, batch_handler.watch
+        self._watch = batch_handler.watch
         self._logged: set[tuple[int, str]] = set()
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
@@ -173,8 +169,6 @@ class MessageHandler:
                 self._handle_data(frame)
             elif tag == METADATA_TAG:
                 self._handle_question(frame)
-            elif tag == PEER_TAG and source in self._peers:
-                self._handle_peer(frame)
             else:
                 raise ArgumentError(f"tag {tag} from rank {source} is not expected")
         except (PeerLostError, TransportClosedError):
@@ -183,40 +177,11 @@ class MessageHandler:
             self._refuse(frame or ReceivedFrame(source, tag, 0, {}, None, nbytes, None), error)
 
     def lose(self, rank: int, why: str, state: State = LOST) -> None:
-        """Continue without a worker or manager; ignored for one that has left already."""
-        if rank in self._peers:
-            with suppress(PeerLostError):  # messages that it sent before it was gone
-                while (frame := self._channel.receive(rank, PEER_TAG)) is not None:
-                    if frame.error is None:
-                        with suppress(ArgumentError):
-                            self._handle_peer(frame)
-            if self._baseline.lose_peer(rank, why):
-                self._warn(rank, why, f"manager {rank} is gone: {one_line(why)}")
-        elif self._workers.leave(rank, state, why):
+        """Continue without a worker; ignored for other ranks and one that has left already."""
+        if self._workers.leave(rank, state, why):
             n, left = len(self._workers), len(self._workers.present)
             left_over = f"going on with {left} of {n} workers"
             self._warn(rank, why, f"worker {rank} is lost: {one_line(why)}; {left_over}")
-
-    # Other managers.
-
-    def update_peers(self) -> None:
-        """Send the other managers the newest summary of this one."""
-        for error in self._baseline.broadcast(self._channel):
-            self.lose(error.rank, str(error))
-
-    def leave_peers(self) -> None:
-        """Send the other managers the last summary, and say goodbye to them."""
-        self.update_peers()
-        for rank in self._peers.present:
-            with suppress(PeerLostError):
-                self._channel.send(rank, PEER_TAG, Kind.GOODBYE)
-
-    def _handle_peer(self, frame: ReceivedFrame) -> None:
-        rank = frame.source
-        if frame.kind == Kind.GOODBYE:
-            self._peers.leave(rank, GONE)
-        elif self._baseline.on_summary(rank, Summary.from_json(frame.meta)):
-            self._warn(rank, "back", f"manager {rank} is back")
 
     # Questions of any rank.
 
@@ -289,7 +254,10 @@ class MessageHandler:
         if terms is not None:
             self._feeder.subscribe(frame.source, terms)
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
-        answer = {"baseline": self._baseline.value(), "rows": self._channel.row_form}
+        answer = {
+            "baseline": self._baseline.value(self._batch_handler.rb),
+            "rows": self._channel.row_form,
+        }
         self._reply(frame, Kind.HELLO, {"protocol": PROTOCOL, **answer})
 
     def _items(self, frame: ReceivedFrame) -> None:
@@ -301,8 +269,6 @@ class MessageHandler:
             raise ArgumentError(f"id must be an integer of 64 bits, got {number!r:.80}")
         if quota is not None and (type(quota) is not int or quota < 0):
             raise ArgumentError(f"quota must be at least 0, got {quota!r:.80}")
-        if "managers" in meta:
-            self._see_managers(source, meta["managers"])
         result = self._batch_handler.handle(rows, source, bool(meta.get("store", True)))
         self.batches += 1
         answer: dict[str, Any] = {"to": number, "outcomes": result.outcomes}
@@ -311,10 +277,9 @@ class MessageHandler:
         if result.unscored is not None:
             outcome, error = "cannot score", result.unscored
         try:
-            answer["baseline"] = self._baseline.value()
+            answer["baseline"] = self._baseline.value(self._batch_handler.rb)
             if source in self._feeder.subscribers:
                 self._watch.switch("feed")
-                self._feeder.keep_above(self._baseline.threshold)
                 fed = self._feeder.next_for(source, quota)
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
@@ -325,20 +290,6 @@ class MessageHandler:
             self._log(frame, error, outcome, f"{n} items: ")
             answer["error"] = describe_error(error)
         self._reply(frame, Kind.SCORES, answer, fed, result.per_row)
-
-    def _see_managers(self, source: int, managers: Any) -> None:
-        """Use the managers among which the sender of rows chose their owners."""
-        mine, known = self._channel.transport.rank, {*self._peers}
-        is_list = isinstance(managers, list) and all(type(rank) is int for rank in managers)
-        if not is_list or not {mine} <= set(managers) <= {mine, *known}:
-            raise ArgumentError(
-                f"managers must be ranks of managers, {mine} and some of {sorted(known)}, got "
-                f"{managers!r:.80}"
-            )
-        # A worker is the first to notice that a manager hangs: managers do not wait for each other.
-        for rank in known.difference(managers):
-            self.lose(rank, f"worker {source} does without it")
-        self._baseline.see_managers(managers)
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
         self._workers.leave(frame.source, GONE)
@@ -384,8 +335,6 @@ class MessageHandler:
     def _refuse(self, frame: ReceivedFrame, why: str | Exception) -> None:
         """Refuse a message: log the reason, and reply with it and the message's id."""
         self._log(frame, why)
-        if frame.tag == PEER_TAG and frame.source in self._peers:
-            return  # the peer would refuse the refusal, and so on for ever
         error = {"type": "refused", "message": str(why)[:_MAX_REASON]}
         number = frame.meta.get("id")
         meta = {

@@ -26,8 +26,9 @@ from gfn_rb.checkpoint import (
     save_state,
 )
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
+from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import Baseline, BaselineKeeper, MinBaseline
+from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
 from gfn_rb.remote.manager.handler import BatchHandler, MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel, check_rows
 from gfn_rb.remote.protocol.membership import Membership
@@ -35,6 +36,7 @@ from gfn_rb.remote.protocol.messages import Kind, ScoreFunction, SenderStatistic
 from gfn_rb.remote.protocol.roles import check_roles
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
+from gfn_rb.writers.reward import RewardPrioritizedWriter
 from gfn_rb.writers.rows import shallow_copy
 
 log = logging.getLogger(__name__)
@@ -59,11 +61,12 @@ class ReplayBufferManager:
             rows. The scoring function receives whole items.
         score: callable ``fn(items, sender)`` that returns scores by name; None for no scores. The
             worker is told of an exception that it raises.
-        baseline: strategy of the baseline. Default: :class:`~gfn_rb.remote.MinBaseline`.
+        baseline: strategy of the baseline, an object for this manager alone. Default:
+            :class:`~gfn_rb.remote.MinBaseline`.
         workers: ranks that send items. Default: all ranks but the managers.
         managers: ranks of all managers. Default: this rank alone. Each manager keeps the objects it
-            owns. If managers keep the best items, all together keep the buffer's capacity, and each
-            has room for as many rows.
+            owns. If managers keep the best items, ``ManagerQueries.items`` returns as many as the
+            buffer of one has room for.
         duplicates: ``"drop"`` drops items whose object (terminating state and condition) is stored,
             and ``"keep"`` stores them. Transitions identify no object and are always stored.
         metadata: function of the manager that returns further values for metadata queries, which
@@ -126,13 +129,11 @@ class ReplayBufferManager:
             )
         if rows is not None:
             _lay_out(buffer, rows)
-        self.managers, ranks = check_roles(transport, managers, workers)
-        peers = [rank for rank in self.managers if rank != transport.rank]
+        ranks = check_roles(transport, managers, workers)
         self._workers = Membership(ranks, worker_timeout)
         self._senders = {rank: SenderStatistics() for rank in ranks}
         self._feeder = Feeder(buffer, transport.size)
-        strategy = MinBaseline() if baseline is None else baseline
-        self._baseline = BaselineKeeper(strategy, buffer, [transport.rank, *peers])
+        self._baseline = MinBaseline() if baseline is None else baseline
         self._metadata = metadata
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._secret = secret
@@ -151,7 +152,7 @@ class ReplayBufferManager:
             {
                 Kind.METADATA: self.metadata,
                 Kind.CHECKPOINT: lambda: {"path": self.save()},
-                Kind.HELD: lambda: {"capacity": self._baseline.capacity, "rows": self.items()},
+                Kind.HELD: lambda: {"capacity": self._room(), "rows": self.items()},
             },
         )
 
@@ -165,7 +166,7 @@ class ReplayBufferManager:
     @property
     def baseline(self) -> float | None:
         """The log-reward below which items need not be sent; None while unknown."""
-        return self._baseline.value()
+        return self._baseline.value(self.buffer)
 
     @property
     def batches(self) -> int:
@@ -183,7 +184,6 @@ class ReplayBufferManager:
             CheckpointError: the checkpoint at the end cannot be written.
         """
         self._workers.restart_silence()
-        self._handler.update_peers()  # they may have known an earlier process in its place
         end = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
             # Bounded waits: no message announces silence, a due checkpoint or a signal.
@@ -193,8 +193,7 @@ class ReplayBufferManager:
             self.step(left)
             if stepped is not None:
                 stepped()
-        self._handler.leave_peers()
-        untaken = self._channel.flush(_FLUSH, {*self._workers.lost, *self.managers})
+        untaken = self._channel.flush(_FLUSH, self._workers.lost)
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)
         if self._checkpoint is not None:
@@ -230,18 +229,12 @@ class ReplayBufferManager:
             except Exception as error:  # the next may succeed, as when a disk was full
                 why = one_line(f"{type(error).__name__}: {error}")
                 log.warning("%s: could not save, going on: %s", self._name, why)
-        self._handler.update_peers()
         return answered or envelope is not None
 
     def metadata(self) -> dict[str, Any]:
         """Return the manager's reply to a metadata query."""
-        counted, threshold = self._baseline.read_now().held, self._baseline.threshold
         known = {
             "rank": self.transport.rank,
-            "managers": self._baseline.present,
-            "counted": counted,
-            "kept_together": self._baseline.capacity,
-            "threshold": threshold if threshold > -math.inf else None,
             "stored": 0 if self.buffer is None else len(self.buffer),
             "capacity": 0 if self.buffer is None else self.buffer.storage.max_size,
             "baseline": self.baseline,
@@ -256,17 +249,18 @@ class ReplayBufferManager:
         return known if self._metadata is None else {**known, **self._metadata(self)}
 
     def items(self) -> TensorDictBase | None:
-        """Return the rows that may be among those all managers keep together.
-
-        If managers keep the best items, rows known to be below the K-th best of all are left out.
-        """
+        """Return the rows that the manager keeps; None without any."""
         index = self._feeder.index
         if index is None or not index.storage.initialized:
             return None
-        self._baseline.value()
-        rows = torch.arange(len(index.storage))
-        rows = rows[index.log_reward(rows) >= self._baseline.threshold]
-        return index.read(rows, self.transport.max_nbytes)
+        return index.read(torch.arange(len(index.storage)), self.transport.max_nbytes)
+
+    def _room(self) -> int | None:
+        """Return how many of the best rows all managers keep together; None for no limit."""
+        if self.buffer is None or not isinstance(self.buffer.writer, RewardPrioritizedWriter):
+            return None
+        keeps_best = self.buffer.writer.largest and self.buffer.writer.key == LOG_REWARD
+        return self.buffer.storage.max_size if keeps_best else None
 
     def timing_summary(self) -> str:
         """Return the time spent in each kind of work, in one line."""

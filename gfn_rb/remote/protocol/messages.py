@@ -16,11 +16,10 @@ from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, RemoteError
 
-PROTOCOL: Final = 3  # raised by each change that makes two sides misunderstand each other
+PROTOCOL: Final = 4  # raised by each change that makes two sides misunderstand each other
 
 DATA_TAG: Final = 0  # items, scores and fed items
 METADATA_TAG: Final = 1  # questions of any rank, and their answers
-PEER_TAG: Final = 2  # between managers
 
 
 class Kind(IntEnum):
@@ -33,8 +32,7 @@ class Kind(IntEnum):
     ERROR = 5  # manager: refuses a frame
     METADATA = 6  # any rank asks a manager for its state
     CHECKPOINT = 7  # any rank asks a manager to save
-    HELD = 8  # any rank asks a manager for its share of the rows that all managers keep
-    SUMMARY = 9  # manager to manager: summary of its log-rewards
+    HELD = 8  # any rank asks a manager for the rows that it keeps
 
 
 Scores = dict[str, float | Tensor]

@@ -21,10 +21,10 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.containers.objects import state_columns, terminating_states
+from gfn_rb.containers.objects import state_columns
 from gfn_rb.keys import INDEX
 from gfn_rb.numerics.near.hashing import RowHash
-from gfn_rb.shapes import Bool, Int64, Rows
+from gfn_rb.shapes import Int64, Rows
 
 _BATCH = 4096  # rows that are read, or sent again, at a time
 _SEED = 0x5EED  # the same at all ranks
@@ -50,13 +50,6 @@ def shares(
     at = [(rank, np.flatnonzero(owner == rank)) for rank in managers]
     n = len(owner)
     return [(r, None if len(i) == n else torch.from_numpy(i)) for r, i in at if len(i)]
-
-
-def are_owned(rows: Rows, manager: int, managers: Sequence[int]) -> Bool[np.ndarray, "n"]:
-    """Return which rows a manager owns; rows that identify no object are owned by any."""
-    if terminating_states(rows) is None:
-        return np.ones(len(rows), bool)
-    return owners(rows, managers) == manager
 
 
 def batches_of(rb: ReplayBuffer) -> Iterator[TensorDictBase]:

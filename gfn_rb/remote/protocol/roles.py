@@ -70,8 +70,8 @@ def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[i
 
 def check_roles(
     transport: Transport, managers: Sequence[int] | None, workers: Sequence[int] | None
-) -> tuple[list[int], list[int]]:
-    """Return the ranks of managers and of workers, checked."""
+) -> list[int]:
+    """Return the ranks of workers, after a check of all roles."""
     chosen = check_ranks("managers", [transport.rank] if managers is None else managers, transport)
     others = sorted(set(range(transport.size)) - set(chosen))
     served = check_ranks("workers", others if workers is None else workers, transport)
@@ -80,4 +80,4 @@ def check_roles(
             f"managers must hold this rank, {transport.rank}, and no worker, got {chosen} and "
             f"workers {served}"
         )
-    return chosen, served
+    return served

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -59,7 +58,6 @@ class ManagerClient:
     is sent the rows that it owns.
 
     Attributes:
-        baseline: the newest baseline of a manager.
         membership: the managers, with the reason for each that is lost.
         sent: the frames that are not answered, by number, in the order in which they were sent.
     """
@@ -75,7 +73,7 @@ class ManagerClient:
         compact: CompactRows | None = None,
         held: Callable[[list[int], list[int]], Iterable[TensorDictBase]] | None = None,
     ) -> None:
-        self.baseline: float | None = None
+        self._baselines: dict[int, float | None] = {}  # the newest of each manager
         self.membership = Membership(managers)
         self.sent: dict[int, SentShare] = {}
         self._name = f"worker {transport.rank}"
@@ -95,6 +93,13 @@ class ManagerClient:
     def managers(self) -> list[int]:
         """The managers that are not lost."""
         return self.membership.present
+
+    @property
+    def baseline(self) -> float | None:
+        """The lowest baseline of the managers; None unless each of them has one."""
+        known = [self._baselines.get(rank) for rank in self.managers]
+        told = [each for each in known if each is not None]
+        return min(told) if told and len(told) == len(known) else None
 
     # Calls of modes.
 
@@ -194,7 +199,7 @@ class ManagerClient:
                 if self._has_several:
                     is_fed = batch.is_new and at is None
                     quota = self._quota_of(i, len(parts)) if is_fed else 0
-                    meta |= {"managers": sorted(managers), "quota": quota}
+                    meta["quota"] = quota
                 deadline = Deadline(self._timeout, self._shutdown)
                 try:
                     if not self.membership.is_present(rank):  # it was lost a moment ago
@@ -346,7 +351,7 @@ class ManagerClient:
         if meta.get("protocol") != PROTOCOL:
             raise RemoteError(rank, f"speaks {meta!s:.200}, expected protocol {PROTOCOL}")
         with answer_of(rank):
-            self._update_baseline(meta)
+            self._update_baseline(rank, meta)
         self._channel.learn_form(rank, meta.get("rows"))
 
     def _receive_scores(self, message: ReceivedFrame) -> None:
@@ -368,7 +373,7 @@ class ManagerClient:
         error = remote_error(rank, meta["error"]) if "error" in meta else None
         try:
             outcomes, scores = _outcomes(meta, share.n), _scores(meta, message.scores, share.n)
-            self._update_baseline(meta)
+            self._update_baseline(rank, meta)
         except Exception as nonsense:
             self._errors.append(_nonsense(rank, nonsense))
             self._give_up([number])
@@ -404,13 +409,11 @@ class ManagerClient:
         elif number in self.sent:
             self._give_up([number])
 
-    def _update_baseline(self, meta: Mapping[str, Any]) -> None:
+    def _update_baseline(self, rank: int, meta: Mapping[str, Any]) -> None:
         value = meta.get("baseline")
-        if value is None:
-            return
-        if not is_finite(value) and value != -math.inf:
-            raise ArgumentError(f"baseline must be a number below inf, got {value!r:.80}")
-        self.baseline = float(value)
+        if value is not None and not is_finite(value):
+            raise ArgumentError(f"baseline must be a finite number, got {value!r:.80}")
+        self._baselines[rank] = None if value is None else float(value)
 
     # The account of sent frames.
 

@@ -7,7 +7,7 @@ from gfn_rb import DiversityWriter, Sampler, fifo_buffer, reward_prioritized_buf
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import BaselineKeeper, EMABaseline
+from gfn_rb.remote.manager.baseline import EMABaseline
 from gfn_rb.remote.manager.handler import BatchHandler
 from gfn_rb.stopwatch import Stopwatch
 
@@ -17,7 +17,7 @@ class Manager:
 
     def __init__(self, rb, n_ranks=3, duplicates="drop"):
         self.rb, self.feeder = rb, Feeder(rb, n_ranks)
-        baseline, watch = BaselineKeeper(EMABaseline(1.0)), Stopwatch(("store", "score"))
+        baseline, watch = EMABaseline(1.0), Stopwatch(("store", "score"))
         self.handle = BatchHandler(rb, self.feeder, None, baseline, watch, duplicates).handle
 
     def put(self, rows, sender):

@@ -9,7 +9,7 @@ from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PEER_TAG, PROTOCOL, Kind
+from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 
 class Client:
@@ -182,7 +182,6 @@ def test_a_rank_that_is_no_worker_is_refused_but_may_ask():
     manager, one, other = made(fifo_buffer(2), workers=[1])
     assert "is not expected" in other.send(objects([1])).meta["error"]["message"]
     assert other.ask(Kind.METADATA, tag=METADATA_TAG).meta["stored"] == 0
-    assert other.ask(Kind.SUMMARY, {}, tag=PEER_TAG).kind == Kind.ERROR
     message = one.ask(Kind.GOODBYE, tag=7).meta["error"]["message"]
     assert message == "tag 7 from rank 1 is not expected"
     other.link.transport.close()

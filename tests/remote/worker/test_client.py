@@ -57,7 +57,6 @@ def test_each_row_goes_to_its_owner_in_one_frame():
     assert first.rows["state"][:, 0].tolist() == [a, b]
     assert second.rows["state"][:, 0].tolist() == [c]
     assert [first.meta["id"], second.meta["id"]] == [1, 2]
-    assert first.meta["managers"] == [1, 2]
     assert (scene.client.unanswered, scene.count.sent, scene.count.batches) == (1, 3, 2)
     assert scene.client.send(objects([b]), store=True) == 1
     assert scene.managers[2].receive() is None  # who owns nothing is not bothered
@@ -79,7 +78,7 @@ def test_answers_of_several_managers_are_one_reply():
     assert reply.outcomes == {"stored": 1, "rejected": 2}
     assert reply.scores["each"].tolist() == [1.0, 2.0, 3.0]
     assert reply.scores["mean"] == 2.0
-    assert reply.baseline == 6.0
+    assert reply.baseline == 5.0
     assert (scene.count.replies, scene.count.rejected, scene.client.unanswered) == (2, 2, 0)
 
 
@@ -145,9 +144,23 @@ def test_rows_held_here_move_with_their_owner_and_back(caplog):
     scene.managers[1].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL, "baseline": 3.0})
     scene.client.collect()
     assert "worker 0: manager 1 is back" in caplog.text
-    assert (scene.client.managers, scene.client.baseline) == ([1, 2], 3.0)
+    assert (scene.client.managers, scene.client.baseline) == ([1, 2], None)  # that of 2 is unknown
     assert calls[1:] == [([2], [1, 2])]
     assert (scene.count.sent, scene.count.resent, scene.count.stored) == (0, 4, 2)
+
+
+def test_the_baseline_is_the_lowest_of_the_managers_that_are_not_lost():
+    scene, baselines = Scene(2), []
+    (a,), (b,) = of(1), of(2)
+    for first, second in ((3.0, None), (3.0, 2.0), (1.0, 2.0)):
+        scene.client.send(objects([a, b]), store=True)
+        number = max(scene.client.sent)
+        scene.answer(1, number - 1, {"stored": 1}, first)
+        scene.answer(2, number, {"stored": 1}, second)
+        scene.client.collect()
+        baselines.append(scene.client.baseline)
+    scene.client.lose(1, "of a test")
+    assert [*baselines, scene.client.baseline] == [None, 2.0, 1.0, 2.0]
 
 
 def test_managers_feed_equal_parts_of_a_quota():

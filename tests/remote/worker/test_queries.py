@@ -72,9 +72,7 @@ def test_several_managers_answer_as_one():
         known = [queries.metadata(rank, LIMIT) for rank in (0, 1)]
         assert sum(each["senders"]["2"]["items"] for each in known) == 42
         assert sum(each["senders"]["2"]["duplicates"] for each in known) == 2
-        for rank, each in enumerate(known):
-            assert (each["rank"], each["managers"], each["kept_together"]) == (rank, [0, 1], 8)
-            assert each["threshold"] is None or each["threshold"] <= 33
+        assert [each["rank"] for each in known] == [0, 1]
 
 
 @pytest.mark.parametrize("together", [True, False])
