@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -112,7 +113,7 @@ class TrainConfig(GeneralOptions):
                 differs from its default has no effect.
         """
         check_options(self)
-        for name, value in flat(self.to_dict()).items():
+        for name, value in flat(self._values()).items():
             check_plain(name, value)
         self._check_combinations()
         self._check_learning()
@@ -340,9 +341,11 @@ class TrainConfig(GeneralOptions):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without ``out``, because a run folder may move."""
         shipped = CONFIGS.get(self.env) is type(self)
-        values = {name: v for name, v in asdict(self).items() if name not in _WHERE}
         env = self.env if shipped else path_of(type(self))
-        return {"format": FORMAT, "env": env, **_with(tuple, list, values)}
+        return {"format": FORMAT, "env": env, **json.loads(json.dumps(self._values(), default=str))}
+
+    def _values(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in _WHERE}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> TrainConfig:
@@ -355,7 +358,7 @@ class TrainConfig(GeneralOptions):
         rest = dict(values)
         if (version := rest.pop("format", 1)) != FORMAT:
             raise ArgumentError(f"format of a configuration must be {FORMAT}, got {version!r}")
-        return _made(find_config(rest.pop("env", None)), _with(list, tuple, rest))
+        return _made(find_config(rest.pop("env", None)), rest)
 
 
 def _require(holds: bool, name: str, expected: str, value: Any) -> None:
@@ -375,17 +378,6 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _with(given: type, wanted: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values, also those of groups, with sequences of one type turned into another."""
-    changed = dict(values)
-    for name, value in values.items():
-        if isinstance(value, dict):
-            changed[name] = _with(given, wanted, value)
-        elif isinstance(value, given):
-            changed[name] = wanted(value)
-    return changed
-
-
 def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
     """Return a dataclass made of its fields by name; those that are groups are dictionaries."""
     known = {f.name for f in fields(kind)} - _WHERE  # type: ignore[arg-type]
@@ -397,7 +389,8 @@ def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
         )
     hints = get_type_hints(kind, include_extras=True)
     made: dict[str, Any] = {}
-    for name, value in values.items():
+    for name, given in values.items():
+        value = tuple(given) if isinstance(given, list) else given
         if (groups := groups_of(hints[name])) and isinstance(value, dict):
             made[name] = _made(group_named(name, groups, value.get("kind")), value, name)
         else:

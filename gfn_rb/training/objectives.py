@@ -31,36 +31,24 @@ from gfn_rb.training.config import TrainConfig
 
 LOG_Z = "log_z.value"  # the parameter, in a loss that has one
 
-BACKWARD: dict[str, Callable[[GFNEnv, tuple[int, ...], Trunk | None], TensorDictModuleBase]] = {
-    "learned": lambda env, hidden, trunk: (
-        MixturePolicy(env, hidden, trunk, is_backward=True)
-        if isinstance(env, ContinuousEnv)
-        else BackwardPolicy(env, hidden, trunk)
-    ),
-    "uniform": lambda env, _, __: (
-        ReferencePolicy(env) if isinstance(env, ContinuousEnv) else UniformBackwardPolicy(env)
-    ),
-}
 
-# How to make each network that a loss may ask for.
-_NETWORKS: dict[str, Callable[[TrainConfig, GFNEnv, Trunk | None], nn.Module]] = {
-    "forward_policy": lambda config, env, trunk: (
-        MixturePolicy(env, config.hidden, trunk)
-        if isinstance(env, ContinuousEnv)
-        else ForwardPolicy(env, config.hidden, trunk)
-    ),
-    "backward_policy": lambda config, env, trunk: BACKWARD[config.backward](
-        env, config.hidden, trunk
-    ),
-    "log_z": lambda config, env, _: (
-        LogZ(config.log_z or 0.0)
-        if env.condition_shape is None
-        else ConditionalLogZ(env, config.hidden, initial=config.log_z or 0.0)
-    ),
-    "state_flow": lambda config, env, trunk: StateFlow(
-        env, config.hidden, trunk, initial=config.log_z or 0.0
-    ),
-}
+def _make_network(
+    role: str, config: TrainConfig, env: GFNEnv, trunk: Trunk | None
+) -> TensorDictModuleBase | nn.Module:
+    """Return a new network for what a loss asks for by name."""
+    is_continuous, hidden, initial = isinstance(env, ContinuousEnv), config.hidden, config.log_z
+    if role == "log_z":
+        if env.condition_shape is None:
+            return LogZ(initial or 0.0)
+        return ConditionalLogZ(env, hidden, initial=initial or 0.0)
+    if role == "state_flow":
+        return StateFlow(env, hidden, trunk, initial=initial or 0.0)
+    is_backward = role == "backward_policy"
+    if is_backward and config.backward == "uniform":
+        return ReferencePolicy(env) if is_continuous else UniformBackwardPolicy(env)
+    if is_continuous:
+        return MixturePolicy(env, hidden, trunk, is_backward=is_backward)
+    return (BackwardPolicy if is_backward else ForwardPolicy)(env, hidden, trunk)
 
 
 def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
@@ -81,7 +69,7 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
             n_conditions = 0 if env.condition_shape is None else env.condition_shape.numel()
             trunk = Trunk(env.encoded_size + n_conditions, config.hidden)
         networks = {
-            name: own.get(name) or _NETWORKS[name](config, env, trunk)
+            name: own.get(name) or _make_network(name, config, env, trunk)
             for name in LOSSES[config.loss].networks
         }
         loss = kind(env=env, **networks, **options).to(config.device)

@@ -41,7 +41,6 @@ from gfn_rb.training import (
 )
 from gfn_rb.training import options as literals
 from gfn_rb.training.config import CONFIGS
-from gfn_rb.training.objectives import BACKWARD
 from gfn_rb.training.session.rank_hooks import BASELINE, FEED, SEND
 
 
@@ -144,7 +143,6 @@ def test_a_wrong_entry_is_named(config, change, message):
     [
         (literals.ReplayName, REPLAY),
         (literals.RegressionName, REGRESSION),
-        (literals.BackwardName, BACKWARD),
         (literals.FeedName, FEED),
         (literals.SendName, SEND),
         (literals.BaselineName, BASELINE),

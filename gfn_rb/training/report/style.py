@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -58,7 +58,8 @@ def panel_grid(
 
 def write_figure(path: Path, figure: Figure, kind: str = "png") -> None:
     """Write a figure in one of matplotlib's formats; the file appears when it is complete."""
-    with published(path) as stream:
+    # Glyphs without hinting take less time, and look the same at this size.
+    with published(path) as stream, rc_context({"text.hinting": "none"}):
         # Half of the time, for a tenth of the size.
         options: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if kind == "png" else {}
         figure.savefig(stream, format=kind, **options)
