@@ -204,7 +204,7 @@ class Walk:
             steps.action.append(action)
             chances.append((p, kind, parameters))
             if self.save_estimator_outputs:
-                steps.logits.append(logits.detach())
+                steps.logits.append(logits)
             if is_backward:
                 state = undo(state, action)
                 goes_on = ~is_source(state)
@@ -262,7 +262,7 @@ class Walk:
             steps.row.append(active)
             steps.state.append(state)
             steps.action.append(action)
-            steps.logits.append(logits.detach())
+            steps.logits.append(logits)
             steps.mask.append(mask)
             steps.sound.append((is_drawn | ~active).all())
             active = active & is_drawn

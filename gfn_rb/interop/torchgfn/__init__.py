@@ -16,6 +16,7 @@ from gfn_rb.interop.torchgfn.environment import (
 )
 from gfn_rb.interop.torchgfn.manager import ReplayBufferManager
 from gfn_rb.interop.torchgfn.rows import container_of, rows_of
+from gfn_rb.interop.torchgfn.samplers import LocalSearchSampler, Sampler
 
 DATA_TAG = 0
 """The tag of torchgfn's messages with items; here each frame contains its kind."""
@@ -26,9 +27,11 @@ __all__ = [
     "DATA_TAG",
     "METADATA_TAG",
     "ContainerUnion",
+    "LocalSearchSampler",
     "NormBasedDiversePrioritizedReplayBuffer",
     "ReplayBuffer",
     "ReplayBufferManager",
+    "Sampler",
     "TerminatingStateBuffer",
     "TorchGFNEnv",
     "TorchGFNNetwork",

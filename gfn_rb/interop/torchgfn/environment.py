@@ -8,8 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb import keys
@@ -18,9 +16,11 @@ from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.rollout.outputs import StateModule
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, StateBatch
 
 MAX_LISTED = 100_000  # states that are listed unasked
+UNKNOWN_LENGTH = 2**14  # limit of walks whose longest length nobody has given or found
 
 
 class TorchGFNEnv(EnumerableEnv):
@@ -206,23 +206,31 @@ def adapt_env(
     name = type(env).__name__
     try:
         adapted = TorchGFNEnv(env, preprocessor, max_length)
-        _require_steady_walks(adapted)
-        check_env(adapted)
+        check_adapted(adapted)
     except Exception as error:  # a foreign environment may raise anything
         kind = "" if isinstance(error, ArgumentError) else f"{type(error).__name__}: "
         raise ArgumentError(f"env of class {name} cannot be adapted: {kind}{error}") from error
     return adapted
 
 
-def _require_steady_walks(env: TorchGFNEnv) -> None:
-    """Walk from the source as far as possible, and check that each step repeats itself."""
+def check_adapted(env: TorchGFNEnv) -> None:
+    """Raise unless an environment keeps its promises on some random walks."""
+    longest, limit = _steady_walks(env), env.max_length
+    if limit == UNKNOWN_LENGTH:
+        env.max_length = longest
+    check_env(env)
+    env.max_length = limit
+
+
+def _steady_walks(env: TorchGFNEnv) -> int:
+    """Walk as far as possible, check that each step repeats itself, count the longest walk."""
     state, generator = env.source(64), torch.Generator(env.source_state.device).manual_seed(0)
-    for _ in range(env.max_length):
+    for taken in range(env.max_length):
         mask = env.forward_mask(state)
         mask[:, -1] &= ~mask[:, :-1].any(1)
         state, mask = state[mask.any(1)], mask[mask.any(1)]
         if not len(state):
-            return
+            return taken
         action = mask.float().multinomial(1, generator=generator)[:, 0]
         first, second = (env.forward_step(state, action) for _ in range(2))
         if not first.equal(second):
@@ -230,9 +238,10 @@ def _require_steady_walks(env: TorchGFNEnv) -> None:
         state = first
     if not env.is_sink(state).all():
         raise ArgumentError(f"a walk outlasts max_length={env.max_length} actions")
+    return env.max_length
 
 
-class TorchGFNNetwork(TensorDictModuleBase):
+class TorchGFNNetwork(StateModule):
     """A torchgfn estimator with its preprocessor. See :func:`adapt_estimator`.
 
     It reads "state" and, if the environment has conditions, "condition". It writes "logits",
@@ -255,13 +264,13 @@ class TorchGFNNetwork(TensorDictModuleBase):
         self._takes_condition = len(inspect.signature(estimator.forward).parameters) > 1
         self._states = env.states
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the estimator's output for each row."""
-        condition = tensordict.get(keys.CONDITION) if len(self.in_keys) > 1 else None
-        states = self._states(tensordict.get(keys.STATE), condition)
-        out = self.estimator(states, condition) if self._takes_condition else self.estimator(states)
-        (key,) = self.out_keys
-        return tensordict.set(key, out.squeeze(1) if key == keys.LOG_FLOW else out)
+    def evaluate(
+        self, state: StateBatch, condition: ConditionBatch | None = None
+    ) -> Float[Tensor, "n ..."]:
+        """Return the estimator's output for each row."""
+        states = self._states(state, condition)
+        out: Tensor = self.estimator(states, *[condition] * self._takes_condition)
+        return out.squeeze(1) if self.out_keys == [keys.LOG_FLOW] else out
 
 
 def adapt_estimator(estimator: Any, env: object) -> TorchGFNNetwork:

@@ -1,0 +1,202 @@
+"""torchgfn's samplers of trajectories, on the rollouts and the local search of this package."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any
+
+import gfn.samplers
+import torch
+from gfn.containers import Trajectories
+from gfn.env import Env
+from gfn.estimators import DiscretePolicyEstimator, Estimator
+from gfn.states import States
+from gfn.utils.prob_calculations import get_trajectory_pfs
+from torch import Tensor
+
+from gfn_rb import containers, keys, rollout
+from gfn_rb.errors import ArgumentError
+from gfn_rb.interop.torchgfn.environment import (
+    UNKNOWN_LENGTH,
+    TorchGFNEnv,
+    adapt_estimator,
+    check_adapted,
+)
+from gfn_rb.interop.torchgfn.rows import container_of
+from gfn_rb.rollout.categorical import exploration_from
+from gfn_rb.rollout.walk import Walk
+from gfn_rb.shapes import Bool
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = {"sf_bias": "exit_bias", "temperature": "temperature", "epsilon": "epsilon"}
+_METHODS = "init_context", "compute_dist", "log_probs", "to_probability_distribution"
+
+
+class Sampler(gfn.samplers.Sampler):
+    """torchgfn's ``Sampler``: same constructor, methods, containers, gradients and distribution.
+
+    Trajectories come from :class:`gfn_rb.Sampler` if :func:`adapt_env` accepts the environment,
+    the environment is on the CPU and the estimator is a ``DiscretePolicyEstimator``, conditional
+    or not. Otherwise torchgfn's code samples: graphs, continuous actions, recurrent estimators.
+
+    Args:
+        estimator: torchgfn's policy estimator, forward or backward.
+    """
+
+    def sample_trajectories(
+        self,
+        env: Env,
+        n: int | None = None,
+        states: States | None = None,
+        conditions: Tensor | None = None,
+        save_estimator_outputs: bool = False,
+        save_logprobs: bool = False,
+        **policy_kwargs: Any,
+    ) -> Trajectories:
+        """Sample trajectories with torchgfn's arguments."""
+        is_backward, kept = self.estimator.is_backward, (save_estimator_outputs, save_logprobs)
+        if states is None and n is not None and not is_backward:
+            states = env.reset(batch_shape=(n,))
+        walk = _walk(self.estimator, env, policy_kwargs, *kept)
+        if walk is None or states is None or (not is_backward and states.is_sink_state.any()):
+            return super().sample_trajectories(env, n, states, conditions, *kept, **policy_kwargs)
+        if conditions is not None:
+            states.conditions = conditions
+        unknown = torch.full(states.batch_shape, torch.nan)  # torchgfn computes rewards when read
+        with torch.set_grad_enabled(torch.is_grad_enabled() and any(kept)):
+            rows = walk.trajectories(states.tensor, states.conditions, unknown)
+        return _container(rows, env)
+
+
+class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
+    """torchgfn's ``LocalSearchSampler``: same constructor, methods and containers.
+
+    Searches are those of :class:`gfn_rb.LocalSearchSampler`: Metropolis-Hastings leaves R(x) / Z
+    invariant, where torchgfn's acceptance ratio is inverted. Each loop searches around the objects
+    that earlier loops accepted. Where :class:`Sampler` uses torchgfn's code, this class does so
+    too, and refuses Metropolis-Hastings. ``debug`` has an effect on torchgfn's code alone.
+
+    Args:
+        pf_estimator: torchgfn's forward policy estimator.
+        pb_estimator: torchgfn's backward policy estimator.
+    """
+
+    def __init__(self, pf_estimator: Estimator, pb_estimator: Estimator) -> None:
+        super().__init__(pf_estimator, pb_estimator)
+        self.backward_sampler = Sampler(pb_estimator)
+
+    def local_search(
+        self,
+        env: Env,
+        trajectories: Trajectories,
+        save_estimator_outputs: bool = False,
+        save_logprobs: bool = False,
+        back_steps: Tensor | None = None,
+        back_ratio: float | None = None,
+        use_metropolis_hastings: bool = True,
+        debug: bool = False,
+        **policy_kwargs: Any,
+    ) -> tuple[Trajectories, Bool[Tensor, "n"]]:
+        """Search once around each object; return the proposals and which were accepted."""
+        pf = _walk(self.estimator, env, policy_kwargs)
+        pb = _walk(self.backward_sampler.estimator, env, policy_kwargs)
+        if pf is None or pb is None:
+            if use_metropolis_hastings:
+                raise ArgumentError(
+                    "use_metropolis_hastings must be False where torchgfn's code searches, whose "
+                    f"acceptance ratio is inverted, got True for {type(env).__name__}"
+                )
+            kept = save_estimator_outputs, save_logprobs
+            return super().local_search(
+                env, trajectories, *kept, back_steps, back_ratio, False, debug, **policy_kwargs
+            )
+        if back_steps is not None:
+            back_steps = torch.as_tensor(back_steps).minimum(trajectories.terminating_idx - 1)
+        end = trajectories.terminating_states
+        start = containers.States(
+            state=end.tensor,
+            is_terminating=torch.ones(end.batch_shape, dtype=torch.bool),
+            log_reward=trajectories.log_rewards,
+            condition=end.conditions,
+        )
+        search = rollout.LocalSearchSampler(pf.policy, pb.policy)
+        chosen: Any = (back_steps, back_ratio, use_metropolis_hastings)
+        rows, updated = search.local_search(pf.env, start, *chosen, **vars(pf.exploration))
+        found = _container(rows, env)
+        if save_logprobs:
+            found.log_probs = get_trajectory_pfs(self.estimator, found, **policy_kwargs)
+        return found, updated
+
+    def sample_trajectories(
+        self,
+        env: Env,
+        n: int | None = None,
+        states: States | None = None,
+        conditions: Tensor | None = None,
+        save_estimator_outputs: bool = False,
+        save_logprobs: bool = False,
+        n_local_search_loops: int = 0,
+        back_steps: Tensor | None = None,
+        back_ratio: float | None = None,
+        use_metropolis_hastings: bool = False,
+        **policy_kwargs: Any,
+    ) -> Trajectories:
+        """Return sampled trajectories, followed by the proposals of each loop of searches."""
+        kept = save_estimator_outputs, save_logprobs
+        chosen: Any = (back_steps, back_ratio, use_metropolis_hastings)
+        found = super().sample_trajectories(env, n, states, conditions, *kept, **policy_kwargs)
+        current = row = torch.arange(len(found), device=found.device)
+        for _ in range(n_local_search_loops):
+            proposals, updated = self.local_search(
+                env, found[current], *kept, *chosen, **policy_kwargs
+            )
+            current = (row + len(found)).where(updated, current)
+            found.extend(proposals)
+        return found
+
+
+def _walk(estimator: Estimator, env: Env, options: dict[str, Any], *kept: bool) -> Walk | None:
+    """Return the walks of an estimator; None if torchgfn's code is to sample."""
+    theirs, plain = type(estimator), DiscretePolicyEstimator
+    is_plain = all(getattr(theirs, name, None) is getattr(plain, name) for name in _METHODS)
+    adapted = _adapted(env) if is_plain and options.keys() <= _OPTIONS.keys() else None
+    if adapted is None:
+        return None
+    ours = {_OPTIONS[name]: value for name, value in options.items()}
+    if estimator.is_backward:  # draws no exit
+        ours.pop("exit_bias", None)
+    exploration = exploration_from(ours, estimator.is_backward)
+    return Walk(adapt_estimator(estimator, adapted), adapted, exploration, *reversed(kept))
+
+
+@lru_cache(maxsize=8)
+def _adapted(env: Env) -> TorchGFNEnv | None:
+    try:
+        if torch.device(env.device).type != "cpu":
+            raise ArgumentError(f"env must be on the CPU, got {env.device}")
+        adapted = TorchGFNEnv(env, None, UNKNOWN_LENGTH)
+        check_adapted(adapted)
+    except Exception as error:  # a foreign environment may raise anything
+        log.info("torchgfn's own code samples %s: %s", type(env).__name__, error)
+        return None
+    return adapted
+
+
+def _container(rows: containers.Trajectories, env: Env) -> Trajectories:
+    """Return trajectories as torchgfn's, whose backward ones begin at the object."""
+    first, entries = 0, dict[Any, Any](rows.to_tensordict().items())
+    if rows.is_backward is not None:
+        first, length = 1, rows.length - 1
+        state, column = rows.state[:, 1:], torch.arange(rows.state.shape[1] - 1)
+        is_done = (column >= length[:, None]).view(*state.shape[:2], *[1] * (state.ndim - 2))
+        entries[keys.STATE] = state.where(~is_done, env.s0)
+        entries[keys.ACTION], entries[keys.LENGTH] = rows.action[:, 1:], length
+    out = container_of(entries, env)
+    if rows.log_prob is not None:
+        out.log_probs = rows.log_prob[:, first:].T
+    if rows.estimator_output is not None:  # torchgfn pads by -inf
+        saved = rows.estimator_output[:, first:].transpose(0, 1)
+        out.estimator_outputs = saved.masked_fill(out.actions.is_dummy[..., None], -torch.inf)
+    return out

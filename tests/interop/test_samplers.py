@@ -1,0 +1,143 @@
+"""torchgfn's samplers and ours behind its interface give the same containers and distributions."""
+
+import pytest
+import torch
+
+gym = pytest.importorskip("gfn.gym")
+
+import gfn.samplers as theirs  # noqa: E402
+from gfn.estimators import (  # noqa: E402
+    ConditionalDiscretePolicyEstimator,
+    DiscretePolicyEstimator,
+    RecurrentDiscretePolicyEstimator,
+)
+from gfn.preprocessors import KHotPreprocessor  # noqa: E402
+from gfn.utils.modules import MLP, RecurrentDiscreteSequenceModel  # noqa: E402
+from scipy.stats import chi2_contingency  # noqa: E402
+from statistics_of_draws import chi_square_p  # noqa: E402
+
+import gfn_rb.interop.torchgfn as ours  # noqa: E402
+from gfn_rb.errors import ArgumentError  # noqa: E402
+
+GRID = gym.HyperGrid(2, 4, validate_modes=False)
+KHOT = KHotPreprocessor(4, 2)
+FIELDS = "log_rewards", "log_probs", "estimator_outputs", "terminating_idx", "is_backward"
+
+
+def estimator(is_backward: bool = False, scale: float = 1.0, seed: int = 0):
+    """Return an estimator; of a large scale, it draws the same action each time."""
+    torch.manual_seed(seed)
+    module = MLP(KHOT.output_dim, GRID.n_actions - is_backward, hidden_dim=16)
+    with torch.no_grad():
+        module.last_layer.weight.mul_(scale)
+        if not is_backward:
+            module.last_layer.bias[-1] -= 2.0  # or most walks are short
+    return DiscretePolicyEstimator(module, GRID.n_actions, KHOT, is_backward=is_backward)
+
+
+def assert_same(mine, other) -> None:
+    assert mine.states.tensor.equal(other.states.tensor)
+    assert mine.actions.tensor.equal(other.actions.tensor)
+    for name in FIELDS:
+        torch.testing.assert_close(getattr(mine, name), getattr(other, name), msg=name)
+
+
+KEPT = {"save_estimator_outputs": True, "save_logprobs": True}
+
+
+def test_containers_and_gradients_are_torchgfns() -> None:
+    forward, backward = estimator(scale=1e4), estimator(True, scale=1e4)
+    start = GRID.states_from_tensor(torch.tensor([[0, 0], [2, 1], [3, 3], [1, 0]]))
+    for each, given in ((forward, {"n": 3}), (forward, {"states": start})):
+        mine, other = (
+            m.Sampler(each).sample_trajectories(GRID, **given, **KEPT) for m in (ours, theirs)
+        )
+        assert_same(mine, other)
+    mine, other = (
+        m.Sampler(backward).sample_trajectories(GRID, states=start, **KEPT) for m in (ours, theirs)
+    )
+    assert_same(mine, other)
+    assert_same(mine.reverse_backward_trajectories(), other.reverse_backward_trajectories())
+    weight, gradients = backward.module.last_layer.weight, []
+    for batch in (mine, other):
+        finite = batch.estimator_outputs[batch.estimator_outputs.isfinite()]
+        gradients += torch.autograd.grad((batch.log_probs.sum() + finite.sum()), weight)
+    torch.testing.assert_close(*gradients)
+
+
+def test_objects_are_drawn_as_torchgfn_draws_them() -> None:
+    pf, options = estimator(), {"epsilon": 0.2, "temperature": 1.5, "sf_bias": 0.5}
+    counts = []
+    for module in (ours, theirs):
+        found = module.Sampler(pf).sample_trajectories(GRID, n=6000, **options, save_logprobs=True)
+        counts.append(
+            torch.bincount(found.terminating_states.tensor @ torch.tensor([4, 1]), minlength=16)
+        )
+        recomputed = pf.to_probability_distribution(
+            found.states[0], pf(found.states[0]), **options
+        ).log_prob(found.actions[0].tensor)
+        torch.testing.assert_close(found.log_probs[0], recomputed)
+    assert chi2_contingency(torch.stack(counts).numpy() + 1).pvalue > 1e-3
+
+
+def test_metropolis_hastings_leaves_the_target_invariant() -> None:
+    search = ours.LocalSearchSampler(estimator(), estimator(True, seed=1))
+    every = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    target = GRID.log_reward(GRID.states_from_tensor(every)).softmax(0)
+    x = every[target.multinomial(4000, replacement=True)]
+    walks = search.backward_sampler.sample_trajectories(GRID, states=GRID.states_from_tensor(x))
+    now = walks.reverse_backward_trajectories()
+    for _ in range(2):
+        found, updated = search.local_search(GRID, now, back_steps=torch.tensor(9))
+        ends = found.terminating_states.tensor.where(
+            updated[:, None], now.terminating_states.tensor
+        )
+        walks = search.backward_sampler.sample_trajectories(
+            GRID, states=GRID.states_from_tensor(ends)
+        )
+        now = walks.reverse_backward_trajectories()
+    index = ends @ torch.tensor([4, 1])
+    assert chi_square_p(torch.bincount(index, minlength=16), target) > 1e-3
+
+
+def test_each_loop_searches_around_what_the_last_accepted(monkeypatch) -> None:
+    search, started = ours.LocalSearchSampler(estimator(), estimator(True)), []
+    search_once = search.local_search
+
+    def spy(env, trajectories, *args, **kwargs):
+        started.append(trajectories.log_rewards)
+        return search_once(env, trajectories, *args, **kwargs)
+
+    monkeypatch.setattr(search, "local_search", spy)
+    found = search.sample_trajectories(
+        GRID, 16, save_logprobs=True, n_local_search_loops=3, back_ratio=0.5
+    )
+    rewards = found.log_rewards.view(4, 16)
+    assert len(found) == 64
+    assert torch.stack(started).equal(rewards.cummax(0).values[:3])
+    assert found.log_probs.requires_grad
+
+
+def test_conditions_reach_the_estimator() -> None:
+    grid = gym.ConditionalHyperGrid(2, 4, validate_modes=False)
+    head = MLP(12, grid.n_actions)
+    with torch.no_grad():
+        head.last_layer.weight.mul_(1e4)
+    pf = ConditionalDiscretePolicyEstimator(MLP(KHOT.output_dim, 8), MLP(1, 4), head, 3, KHOT)
+    given = torch.rand(8, 1)
+    mine, other = (
+        m.Sampler(pf).sample_trajectories(grid, 8, None, given, **KEPT) for m in (ours, theirs)
+    )
+    assert_same(mine, other)
+    assert mine.states.conditions.equal(other.states.conditions)
+
+
+def test_torchgfns_code_samples_what_cannot_be_adapted() -> None:
+    bits = gym.BitSequence(2, 8, 2)
+    network = {"embedding_dim": 4, "hidden_size": 4, "num_layers": 1, "rnn_type": "lstm"}
+    model = RecurrentDiscreteSequenceModel(bits.n_actions, **network, dropout=0.0)
+    recurrent = RecurrentDiscretePolicyEstimator(model, bits.n_actions)
+    found = ours.Sampler(recurrent).sample_trajectories(bits, n=3, save_logprobs=True)
+    assert found.log_probs.shape == (5, 3)
+    with pytest.raises(ArgumentError, match="use_metropolis_hastings must be False"):
+        ours.LocalSearchSampler(recurrent, recurrent).local_search(bits, found, back_ratio=0.5)
