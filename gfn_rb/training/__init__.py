@@ -37,7 +37,7 @@ from gfn_rb.training.options import (
     TeacherOptions,
     UniformDraw,
 )
-from gfn_rb.training.priority_rules import PriorityRule, TeacherReward
+from gfn_rb.training.priority_rules import TeacherReward
 from gfn_rb.training.session.launch import resume, train
 from gfn_rb.training.session.run import RunResult
 from gfn_rb.training.trainer import Hooks, Trainer
@@ -62,7 +62,6 @@ __all__ = [
     "ManagersOptions",
     "MetricsOptions",
     "PriorityDraw",
-    "PriorityRule",
     "QM9StringsConfig",
     "QuantileDraw",
     "RNABindingConfig",

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
 
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb.containers import Trajectories
@@ -44,8 +45,9 @@ from gfn_rb.training.options import (
     RegressionName,
     ReplayName,
     SoftmaxDraw,
+    TeacherDraw,
 )
-from gfn_rb.training.priority_rules import PriorityRule
+from gfn_rb.training.priority_rules import TeacherReward
 from gfn_rb.training.rules import (
     NonNegativeFloat,
     PositiveFloat,
@@ -277,9 +279,13 @@ class TrainConfig(GeneralOptions):
         }
         return self.env_type(**options, device=self.device)
 
-    def make_priority_rule(self) -> PriorityRule:
-        """Return the function that turns residuals into priorities. A subclass may return any."""
-        return self.draw.make_rule() if isinstance(self.draw, PriorityDraw) else torch.abs
+    def make_priority_rule(self) -> Callable[[Tensor], Tensor]:
+        """Return the function that turns residuals into priorities. A subclass may return any.
+
+        It receives residuals in nats, [m], above 0 where there is too much flow, and returns finite
+        priorities of at least 0, [m].
+        """
+        return TeacherReward(self.draw.c) if isinstance(self.draw, TeacherDraw) else torch.abs
 
     def make_networks(self, env: GFNEnv) -> Networks:
         """Return your own modules to train; by default none, and all are created.

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
-import torch
 import tyro
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
@@ -36,7 +35,6 @@ from gfn_rb.samplers import (
     RankRewardSampler,
     SoftmaxRewardSampler,
 )
-from gfn_rb.training.priority_rules import PriorityRule, TeacherReward
 from gfn_rb.training.rules import (
     Device,
     FiniteFloat,
@@ -162,10 +160,6 @@ class PriorityDraw:
         """Return the sampler, which needs no key."""
         return PrioritySampler(alpha=self.alpha)
 
-    def make_rule(self) -> PriorityRule:
-        """Return the function that turns residuals into priorities."""
-        return torch.abs
-
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherDraw(PriorityDraw):
@@ -174,10 +168,6 @@ class TeacherDraw(PriorityDraw):
     kind: _DrawKind[Literal["priority", "teacher"]] = "teacher"
     c: NonNegativeFloat = 19.0
     """Additional weight of the square of a residual where the flow is too small."""
-
-    def make_rule(self) -> PriorityRule:
-        """Return the function that turns residuals into priorities."""
-        return TeacherReward(self.c)
 
 
 @dataclass(frozen=True, kw_only=True)

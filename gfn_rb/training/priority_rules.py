@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,19 +10,6 @@ from torch import Tensor
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.shapes import Float
-
-
-@runtime_checkable
-class PriorityRule(Protocol):
-    """Turns residuals into priorities. Any function may be one."""
-
-    def __call__(self, residual: Float[Tensor, "m"], /) -> Float[Tensor, "m"]:
-        """Return priorities, at least 0 and finite.
-
-        Args:
-            residual: of a loss, in nats; above 0 where there is too much flow.
-        """
-        ...
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from gfn_rb.training.session.joining import find_launch
 from gfn_rb.training.session.run import (
     RunResult,
     StopSignals,
-    check_installed,
+    check_logger,
     restore,
     run_training,
     write_report,
@@ -168,7 +168,7 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
             with torch.random.fork_rng(devices=[]):
                 check_env(own.make_env(), True if own.every_state_terminates else None)
             make_loss(own, own.make_env(), own.seed)
-        check_installed(config.logger)
+        check_logger(config.logger)
         run_secret()
     except GfnRbError as error:
         return error

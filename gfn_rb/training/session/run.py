@@ -15,8 +15,10 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tqdm import tqdm
+
 from gfn_rb.codec.primitives import one_line
-from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError, GfnRbError
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder, StatusWriter, append_metrics, write_metrics
 from gfn_rb.training.trainer import Row, Trainer
@@ -26,18 +28,13 @@ if TYPE_CHECKING:
     from gfn_rb.training.report import OtherRanks
 
 
-_EXTRA = ("tqdm", "matplotlib")
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
-def check_installed(logger: str) -> None:
-    """Check that what a run will need at some point is there."""
-    if missing := [name for name in _EXTRA if not _is_installed(name)]:
-        raise GfnRbError(
-            f"training runs need {missing[0]}: pip install '.[train]' in a clone of gfn_rb"
-        )
-    if logger not in ("none", "csv") and not _is_installed(logger):
+def check_logger(logger: str) -> None:
+    """Check that the logger of a run is installed."""
+    if logger not in ("none", "csv") and find_spec(logger) is None:
         raise ArgumentError(f"logger {logger} is not installed: pip install {logger}")
 
 
@@ -46,8 +43,6 @@ def progress(
     trainer: Trainer, describe: Callable[[Trainer, float], str], disable: bool = False
 ) -> Iterator[Callable[[float], None]]:
     """Show progress on stderr, a bar or lines; yield what takes the loss of each step."""
-    from tqdm import tqdm
-
     loss = math.nan
     steps = {"total": trainer.config.steps, "initial": trainer.steps_done, "unit": "step"}
     is_bar = sys.stderr.isatty() and not disable
@@ -117,10 +112,6 @@ def start_logger(
     for row in history:
         log(row)
     return log
-
-
-def _is_installed(name: str) -> bool:
-    return find_spec(name) is not None
 
 
 logger = logging.getLogger(__name__)
