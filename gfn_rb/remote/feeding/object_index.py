@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
@@ -30,21 +30,20 @@ class ObjectIndex:
     """The different objects in the rows of a storage, by number; rows of one share its number.
 
     Rows that were announced as written, moved or restored are read again. What is known of an
-    object moves with it from row to row, and ends when it leaves the storage unless it is
-    remembered. A row that stands for no whole object has a number of its own that nothing finds.
+    object moves with it from row to row, and ends when it leaves the storage. A row that stands for
+    no whole object has a number of its own that nothing finds.
     Objects are compared whole: hashes alone decide nothing.
     """
 
-    def __init__(self, rb: ReplayBuffer, n_ranks: int = 0, n_remembered: int = 0) -> None:
+    def __init__(self, rb: ReplayBuffer, n_ranks: int = 0) -> None:
         if not isinstance(rb.storage, TensorStorage) or rb.storage.ndim != 1:
             raise ArgumentError(
                 "buffer cannot be followed: its storage must be a TensorStorage with ndim=1, got "
                 f"{type(rb.storage).__name__} with ndim={rb.storage.ndim}"
             )
         self.storage: Storage = rb.storage
-        capacity = rb.storage.max_size
-        n = capacity + n_remembered
-        self.number = np.full(capacity, -1)  # of the object in each row, -1 for an empty one
+        n = rb.storage.max_size
+        self.number = np.full(n, -1)  # of the object in each row, -1 for an empty one
         self.arrival = np.zeros(n, np.int64)  # by number; it grows with each arrival
         self.sent = np.zeros((n, n_ranks), bool)  # by number and rank, whether it came from there
         self.given = np.zeros((n, n_ranks), bool)  # and whether it was given to the rank
@@ -59,12 +58,10 @@ class ObjectIndex:
         self._unused = np.arange(n - 1, -1, -1)  # a stack
         self._n_unused = n
         self.n_arrived = 0
-        self._n_remembered = n_remembered
-        self._remembered: OrderedDict[int, None] = OrderedDict()  # in the order they left
         self.storage.attach(self)
 
     def __len__(self) -> int:
-        """Return how many different objects are held or remembered, as of the last refresh."""
+        """Return how many different objects are held, as of the last refresh."""
         return len(self._number_of)
 
     # Following the storage.
@@ -135,16 +132,6 @@ class ObjectIndex:
         is_first = _first(keys) == np.arange(len(keys))
         return ((number < 0) & is_first).nonzero()[0], number[number >= 0]
 
-    def remember(self, keys: Iterable[bytes | None]) -> None:
-        """Remember objects, where the storage holds them and where it does not."""
-        self.refresh()
-        unknown: ObjectKeys = [
-            key for key in keys if key is not None and key not in self._number_of
-        ]
-        unknown = unknown[max(0, len(unknown) - self._n_remembered) :]
-        self._forget(self._oldest(self._n_remembered - len(unknown)))
-        self._remembered.update(dict.fromkeys(self._enter(unknown).tolist()))
-
     # Numbers.
 
     def _replace(self, left: np.ndarray, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
@@ -154,14 +141,7 @@ class ObjectIndex:
         # What enters counts before what left is forgotten: an object that only moves is both.
         np.add.at(self._n_rows, left, -1)
         np.add.at(self._n_rows, number[~is_new], 1)
-        gone = dict.fromkeys(left[self._n_rows[left] == 0].tolist())  # each once
-        if self._n_remembered:
-            for each in number[~is_new].tolist():
-                self._remembered.pop(each, None)
-            whole = dict.fromkeys(each for each in gone if self._key[each] is not None)
-            self._remembered.update(whole)
-            gone = dict.fromkeys([*(gone.keys() - whole.keys()), *self._oldest(self._n_remembered)])
-        self._forget(gone)
+        self._forget(dict.fromkeys(left[self._n_rows[left] == 0].tolist()))  # each once
         entering = (is_new & (first == np.arange(len(first)))).nonzero()[0]
         number[entering] = self._enter([keys[i] for i in entering.tolist()])
         number = number[first]
@@ -188,11 +168,6 @@ class ObjectIndex:
         self._n_unused += len(number)
         deque(map(self._number_of.pop, self._key[number], repeat(None)), 0)
         self._key[number] = None
-
-    def _oldest(self, n: int) -> list[int]:
-        """Take the objects that left first off those remembered, all but n."""
-        excess = range(len(self._remembered) - n)
-        return [self._remembered.popitem(last=False)[0] for _ in excess]
 
     # State.
 

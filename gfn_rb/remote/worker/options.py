@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -13,12 +14,13 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers.convert import joined
-from gfn_rb.containers.objects import object_keys, stand_alone
+from gfn_rb.containers.objects import ObjectKeys, object_keys, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.feed_policies import check_policy
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.feeding.subscriber import MAX_QUOTA
+from gfn_rb.remote.protocol.ownership import batches_of
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.writers.rows import select_rows, shallow_copy
 
@@ -107,6 +109,16 @@ def require_fit(pending: TensorDictBase, rows: TensorDictBase) -> None:
         raise type(error)(f"items do not go with those added before: {error}") from None
 
 
+def first_new(keys: ObjectKeys, known: Collection[bytes | None] = ()) -> list[int]:
+    """Return where each object that is not known occurs first, and all rows of no object."""
+    at: dict[bytes | None, int] = {}
+    return [
+        i
+        for i, key in enumerate(keys)
+        if key is None or (key not in known and at.setdefault(key, i) == i)
+    ]
+
+
 class BaselineFilter:
     """Filter that drops rows below the managers' baseline.
 
@@ -163,8 +175,7 @@ class Subscription:
         own: whether rows of this worker are fed to it too.
 
     Raises:
-        ArgumentError: ``quota`` is out of range, ``policy`` is unknown, or the buffer has another
-            storage than a one-dimensional tensor storage.
+        ArgumentError: ``quota`` is out of range, or ``policy`` is unknown.
 
     Examples:
         >>> fed = reward_prioritized_buffer(10_000)
@@ -183,7 +194,7 @@ class Subscription:
         self.policy = check_policy(policy)
         self.own = own
         self._room = buffer.storage.max_size  # rows that are kept for take() at most
-        self._fed = ObjectIndex(buffer, n_remembered=_REMEMBERED + self._room)
+        self._known: dict[bytes | None, None] | None = None  # held or fed, in order of arrival
         self._untaken: deque[TensorDictBase] = deque()
         self._n_untaken = 0
 
@@ -203,13 +214,15 @@ class Subscription:
             Number of rows dropped.
         """
         keys = object_keys(rows)
-        self._fed.refresh()
-        new, _ = self._fed.new(keys)
+        if self._known is None:
+            held = (key for batch in batches_of(self.buffer) for key in object_keys(batch))
+            self._known = dict.fromkeys(held)
+        known, new = self._known, first_new(keys, self._known)
         if local is not None:
             local.refresh()
-            new = new[local.find([keys[i] for i in new.tolist()]) < 0]
-        if len(new):
-            fed = select_rows(rows, torch.from_numpy(new))
+            new = [new[i] for i in (local.find([keys[i] for i in new]) < 0).nonzero()[0].tolist()]
+        if new:
+            fed = rows if len(new) == len(rows) else select_rows(rows, torch.tensor(new))
             # Kept for take() as well: the buffer's writer may not keep them all.
             self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
             self._untaken.append(fed)
@@ -217,7 +230,9 @@ class Subscription:
             while self._n_untaken - (oldest := len(self._untaken[0])) >= self._room:
                 self._untaken.popleft()
                 self._n_untaken -= oldest
-            self._fed.remember([keys[i] for i in new.tolist()])
+            known.update(dict.fromkeys(keys[i] for i in new))
+            for key in [*islice(known, max(0, len(known) - _REMEMBERED - 2 * self._room))]:
+                del known[key]
         return len(rows) - len(new)
 
     def take(self) -> TensorDictBase | None:

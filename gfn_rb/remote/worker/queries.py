@@ -16,7 +16,7 @@ from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_ro
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.roles import check_ranks
 from gfn_rb.remote.worker.client import answer_of
-from gfn_rb.remote.worker.options import join_batches
+from gfn_rb.remote.worker.options import first_new, join_batches
 from gfn_rb.transports.base import Transport
 
 
@@ -80,11 +80,8 @@ class ManagerQueries:
             return None
         rows = batches[0]
         rows = rows[rows.get(LOG_REWARD).reshape(-1).argsort(descending=True, stable=True)]
-        first: dict[bytes, int] = {}
         with answer_of(answers[0].source):
-            keys = enumerate(object_keys(rows))
-            keep = [i for i, key in keys if key is None or first.setdefault(key, i) == i]
-            return rows[torch.tensor(keep[: answers[0].meta["capacity"]])]
+            return rows[torch.tensor(first_new(object_keys(rows))[: answers[0].meta["capacity"]])]
 
     def _ask(self, ranks: Sequence[int], kind: Kind, timeout: float) -> list[ReceivedFrame]:
         for rank in check_ranks("manager", ranks, self.transport):

@@ -122,28 +122,6 @@ def test_an_index_knows_what_a_dictionary_of_objects_would(make, steps):
         model.check(index)
 
 
-@settings(max_examples=100)
-@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 9), max_size=3)), max_size=10))
-def test_the_objects_that_left_last_are_remembered(batches):
-    rb = fifo_buffer(3)
-    index, held, remembered = ObjectIndex(rb, n_remembered=4), [], []
-    for is_stored, batch in batches:
-        new = [value for value in batch if value not in held]
-        if not new:
-            continue
-        if is_stored:
-            slots = rb.extend(objects(new)).tolist()
-            index.refresh()
-            left = [held[slot] for slot in sorted(slots) if slot < len(held)]
-            held = rb[:]["state"][:, 0].tolist()
-            remembered = [value for value in remembered if value not in new] + left
-        else:
-            index.remember(keys(new))
-            remembered += [value for value in new if value not in remembered]
-        remembered = remembered[-4:]
-        assert known(index, range(10)) == sorted({*held, *remembered})
-
-
 # Following a storage.
 
 
@@ -159,11 +137,10 @@ def test_only_rows_that_changed_are_read_again():
 
 def test_what_is_no_object_is_not_held():
     rb = fifo_buffer(4)
-    index = ObjectIndex(rb, n_remembered=4)
+    index = ObjectIndex(rb)
     rb.extend(transitions([1, 2]))
     assert index.refresh().tolist() == [0, 1]
     parts = object_keys(transitions([1, 1]))
-    index.remember(parts)
     assert len(index) == 0
     assert (index.find(parts) == -1).all()
     assert index.new(parts)[0].tolist() == [0, 1]
