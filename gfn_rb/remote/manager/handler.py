@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -136,9 +135,7 @@ class MessageHandler:
         queries: Mapping[int, Callable[[], dict[str, Any]]],
     ) -> None:
         self.batches = 0
-        self.questions: dict[int, ReceivedFrame] = {}  # at most one of each rank
         self._answered: dict[int, SendHandle] = {}  # the answer to each rank's last question
-        self._next_question = 0.0  # when the next is answered though other messages wait
         self._name = f"manager {channel.transport.rank}"
         self._channel, self._workers, self._senders = channel, workers, senders
         self._batch_handler, self._queries = batch_handler, queries
@@ -189,9 +186,13 @@ class MessageHandler:
         if frame.kind not in self._queries:
             raise ArgumentError(f"a frame of kind {frame.kind} is no query")
         # A question has a few bytes, and its answer may be as large as the whole buffer.
-        if frame.source in self.questions or self._unread_answer(frame.source):
+        if self._unread_answer(frame.source):
             raise ArgumentError("it has not taken the answer to its last question")
-        self.questions[frame.source] = frame
+        answer = self._queries[frame.kind]()
+        rows = answer.pop("rows", None)
+        sent = self._reply(frame, Kind(frame.kind), answer, rows)
+        if sent is not None:
+            self._answered[frame.source] = sent
 
     def _unread_answer(self, rank: int) -> int:
         """Return the size of the answer to a rank's last question, 0 once it has been read."""
@@ -200,36 +201,6 @@ class MessageHandler:
             return 0 if handle is None else handle.nbytes
         del self._answered[rank]  # which holds the whole answer
         return 0
-
-    def answer_question(self, is_idle: bool) -> bool:
-        """Answer the oldest question if it is its turn, and return whether it was.
-
-        An answer may take long. Other messages are handled for as long as the last one took, before
-        the next is given: workers wait for one question at most. One save answers all ranks that
-        ask for one.
-        """
-        start = time.monotonic()
-        if not self.questions or not (is_idle or start >= self._next_question):
-            return False
-        first = next(iter(self.questions.values()))
-        saves = [each for each in self.questions.values() if each.kind == Kind.CHECKPOINT]
-        frames = saves if first.kind == Kind.CHECKPOINT else [first]
-        for frame in frames:
-            del self.questions[frame.source]
-        try:
-            answer = self._queries[first.kind]()
-            rows = answer.pop("rows", None)
-            for frame in frames:
-                sent = self._reply(frame, Kind(first.kind), answer, rows)
-                if sent is not None:
-                    self._answered[frame.source] = sent
-        except TransportClosedError:
-            raise
-        except Exception as error:
-            for frame in frames:
-                self._refuse(frame, error)
-        self._next_question = 2 * time.monotonic() - start
-        return True
 
     # Workers.
 

@@ -212,14 +212,13 @@ class ReplayBufferManager:
         try:
             # A probe tells rank and tag without room for the message, whose size the sender chose.
             self._watch.switch("idle")
-            envelope = self.transport.probe(timeout=0.0 if self._handler.questions else timeout)
+            envelope = self.transport.probe(timeout=timeout)
             if envelope is not None:
                 self._handler.receive(envelope)
         except PeerLostError as error:
             self._handler.lose(error.rank, str(error))
             return True
         self._watch.switch("other")
-        answered = self._handler.answer_question(is_idle=envelope is None)
         for rank in self._workers.silent():
             self._handler.lose(rank, "it has been silent for too long")
         every = self._checkpoint_every
@@ -229,7 +228,7 @@ class ReplayBufferManager:
             except Exception as error:  # the next may succeed, as when a disk was full
                 why = one_line(f"{type(error).__name__}: {error}")
                 log.warning("%s: could not save, going on: %s", self._name, why)
-        return answered or envelope is not None
+        return envelope is not None
 
     def metadata(self) -> dict[str, Any]:
         """Return the manager's reply to a metadata query."""
