@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -14,32 +14,39 @@ from gfn_rb.arguments import shown
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64, Integers
 
-_HOST_FORM = "host_form"
+_TAKES_ARRAYS = "takes_arrays"
 
 HostFunction = Callable[..., np.ndarray]
-Method = TypeVar("Method", bound=Callable[..., Tensor])
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+EitherBatch: TypeAlias = Int64[Any, "n *state"]
+"""States in a tensor or in a NumPy array."""
+EitherIntegers: TypeAlias = Int64[Any, "n"]
+"""One integer per row in a tensor or in a NumPy array."""
 
 
-def with_host_form(bind: Callable[[Any], HostFunction]) -> Callable[[Method], Method]:
-    """Give a method of an environment a second form, on NumPy arrays, which it does not change.
+def takes_arrays(method: Method, by: str = "") -> Method:
+    """Mark a method of an environment that takes NumPy arrays as well as tensors.
 
-    Rollouts on the CPU use it: on few rows it takes a third of the time. They call ``bind(self)``
-    once for the function. A method that overrides this one is without it, until given its own.
+    Rollouts on the CPU call it with arrays: on few rows it takes a third of the time. A method
+    that overrides this one is without the mark, until given its own.
+
+    Args:
+        method: the method.
+        by: attribute whose method of the same name does the work, and is called instead.
     """
-
-    def attach(method: Method) -> Method:
-        setattr(method, _HOST_FORM, bind)
-        return method
-
-    return attach
+    setattr(method, _TAKES_ARRAYS, by)
+    return method
 
 
-def on_host(method: Callable[..., Tensor]) -> HostFunction:
+def on_host(method: Callable[..., Any]) -> HostFunction:
     """Return a bound method of an environment as a function of NumPy arrays."""
-    if (bind := getattr(method, _HOST_FORM, None)) is not None:
-        function: HostFunction = bind(method.__self__)  # type: ignore[attr-defined]
-        return function
-    return lambda *arrays: method(*map(torch.from_numpy, arrays)).numpy()
+    by = getattr(method, _TAKES_ARRAYS, None)
+    if by is None:
+        return lambda *arrays: method(*map(torch.from_numpy, arrays)).numpy()
+    if by:
+        return on_host(getattr(getattr(method.__self__, by), method.__name__))  # type: ignore[attr-defined]
+    return method
 
 
 def states_of_writes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,16 @@ from typing_extensions import Unpack
 
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import check_positive, from_digits, with_host_form
+from gfn_rb.envs.core import (
+    EitherBatch,
+    EitherIntegers,
+    check_positive,
+    from_digits,
+    takes_arrays,
+)
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Bool, ConditionBatch, Flags, Float, Floats, Int64, Integers, StateBatch
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Floats, Int64, Integers, StateBatch
 
 GOAL_REWARDS = (0.1 + 1e-5, 1e-5, 2 + 1e-5)  # in the middle, around the goals, at a goal
 
@@ -65,10 +71,10 @@ class GridEnv(EnumerableEnv):
             _packed_increment=packed.view(torch.int64),
         )
 
-    @with_host_form(lambda self: lambda state: ~np.logical_or.reduce(state, 1))
-    def is_source(self, state: StateBatch) -> Flags:
+    @takes_arrays
+    def is_source(self, state: EitherBatch) -> Bool[Any, "n"]:
         """Return which rows are the origin."""
-        return state.amax(1) == 0
+        return (state == 0).all(1)
 
     def states_of(
         self, action: Int64[Tensor, "n T"], length: Integers
@@ -81,10 +87,12 @@ class GridEnv(EnumerableEnv):
         words.masked_fill_(past[:, :, None], -1)  # in each coordinate: the sink
         return words.view(self._packing)[:, :, : self.n_dims].to(torch.int64)
 
-    @with_host_form(lambda self: partial(_coded, self, self._code.numpy()))
-    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
+    @takes_arrays
+    def encode(self, state: EitherBatch) -> Float[Any, "n encoded"]:
         """Return one one-hot vector per coordinate; zeros for the sink."""
         try:
+            if isinstance(state, np.ndarray):
+                return self._code.numpy().take(state + 1, 0).reshape(len(state), -1)
             return embedding(state + 1, self._code).flatten(1)
         except IndexError:
             raise ArgumentError(
@@ -96,32 +104,19 @@ class GridEnv(EnumerableEnv):
         """Read the coordinates as digits in base ``height``."""
         return from_digits(state, self.height)
 
-    @with_host_form(lambda self: partial(_added, 1))
-    def move(self, state: StateBatch, move: Integers) -> StateBatch:
+    @takes_arrays
+    def move(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Add one to a coordinate."""
+        if isinstance(state, np.ndarray):
+            return state + self._increment.numpy().take(move, 0)
         return state + self._increment.index_select(0, move)
 
-    @with_host_form(lambda self: partial(_added, -1))
-    def undo(self, state: StateBatch, move: Integers) -> StateBatch:
+    @takes_arrays
+    def undo(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Subtract one from a coordinate."""
+        if isinstance(state, np.ndarray):
+            return state - self._increment.numpy().take(move, 0)
         return state - self._increment.index_select(0, move)
-
-
-def _coded(
-    env: GridEnv, code: Float[np.ndarray, "digits width"], state: Int64[np.ndarray, "n dims"]
-) -> Float[np.ndarray, "n encoded"]:
-    try:
-        return code.take(state + 1, 0).reshape(len(state), -1)
-    except IndexError:
-        return env.encode(torch.from_numpy(state)).numpy()  # raises
-
-
-def _added(
-    change: int, state: Int64[np.ndarray, "n dims"], move: Int64[np.ndarray, "n"]
-) -> Int64[np.ndarray, "n dims"]:
-    state = state.copy()
-    state[np.arange(len(state)), move] += change
-    return state
 
 
 class HyperGrid(GridEnv):
@@ -181,13 +176,15 @@ class HyperGrid(GridEnv):
         """Number of grid points."""
         return self.height**self.n_dims
 
-    @with_host_form(lambda self: partial(_legal, self.height))
-    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
+    @takes_arrays
+    def forward_mask(self, state: EitherBatch) -> Bool[Any, "n actions"]:
         """Allow a move where it stays on the grid, and the exit action everywhere."""
+        if isinstance(state, np.ndarray):
+            return (state.take(self._column.numpy(), 1) & self._bits) < self._limit.numpy()
         return state.index_select(1, self._column).bitwise_and(self._bits) < self._limit
 
-    @with_host_form(lambda self: lambda state: state > 0)
-    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
+    @takes_arrays
+    def backward_mask(self, state: EitherBatch) -> Bool[Any, "n moves"]:
         """Return which coordinates are above zero."""
         return state > 0
 
@@ -201,11 +198,6 @@ class HyperGrid(GridEnv):
         self.check_terminating(state)
         corner = from_digits((2 * state > self.height - 1).long(), 2)
         return corner.where(self._band[state].amin(1) == self._band.max(), -1)
-
-
-def _legal(height: int, state: Int64[np.ndarray, "n dims"]) -> Bool[np.ndarray, "n actions"]:
-    on_grid = state[:, :1] >= 0
-    return np.concatenate([(state < height - 1) & on_grid, on_grid], 1)
 
 
 class ConditionalHyperGrid(HyperGrid):

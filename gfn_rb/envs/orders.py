@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.envs.core import states_of_writes, with_host_form
+from gfn_rb.envs.core import EitherIntegers, states_of_writes, takes_arrays
 from gfn_rb.shapes import Bool, Int64, Integers
 
 EMPTY = -1
 SINK = -2
 
-TextBatch: TypeAlias = Int64[Tensor, "n places"]
+TextBatch: TypeAlias = Int64[Any, "n places"]
+"""States in a tensor or in a NumPy array, as the methods of an order take them."""
 
 
 class Append:
@@ -33,27 +33,33 @@ class Append:
         self._legal[EMPTY, :-1] = True
         self._legal[:n_letters, -1] = True
         self._letters = torch.arange(n_letters, device=device)
+        self._places = torch.arange(length, device=device)
 
-    @with_host_form(lambda self: partial(_legal_after_last, self._legal.numpy()))
-    def forward_mask(self, state: TextBatch) -> Bool[Tensor, "n actions"]:
+    @takes_arrays
+    def forward_mask(self, state: TextBatch) -> Bool[Any, "n actions"]:
         """Look at the last place, which is the last to be filled."""
+        if isinstance(state, np.ndarray):
+            return self._legal.numpy().take(state[:, -1], 0)
         return self._legal[state[:, -1]]
 
-    @with_host_form(lambda self: partial(_is_last, self._letters.numpy()))
-    def backward_mask(self, state: TextBatch) -> Bool[Tensor, "n moves"]:
+    @takes_arrays
+    def backward_mask(self, state: TextBatch) -> Bool[Any, "n moves"]:
         """Return which letter is the last."""
-        return state.gather(1, self._last_place(state)) == self._letters
+        last_place = (state[:, 1:] >= 0).sum(1)  # 0 if there is none
+        if isinstance(state, np.ndarray):
+            return state[np.arange(len(state)), last_place][:, None] == self._letters.numpy()
+        return state.gather(1, last_place[:, None]) == self._letters
 
-    @with_host_form(lambda self: _appended)
-    def move(self, state: TextBatch, move: Integers) -> TextBatch:
+    @takes_arrays
+    def move(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Write after the last letter."""
-        first_empty = state.argmin(1, keepdim=True)  # the first of several minima
-        return state.scatter(1, first_empty, move[:, None])
+        first_empty = state.argmin(1)  # the first of several minima
+        return written(state, self._places, first_empty, move[:, None])
 
-    @with_host_form(lambda self: _shortened)
-    def undo(self, state: TextBatch, move: Integers) -> TextBatch:
+    @takes_arrays
+    def undo(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Empty the last place."""
-        return state.scatter(1, self._last_place(state), EMPTY)
+        return written(state, self._places, (state[:, 1:] >= 0).sum(1), EMPTY)
 
     def states_of(
         self, action: Int64[Tensor, "n T"], length: Integers
@@ -62,33 +68,35 @@ class Append:
         step = torch.arange(action.shape[1], device=action.device)
         return states_of_writes(step.expand_as(action), action, length, self.length, EMPTY, SINK)
 
-    def _last_place(self, state: TextBatch) -> Int64[Tensor, "n 1"]:
-        """Return the place of the last letter; 0 if there is none."""
-        return (state[:, 1:] >= 0).sum(1, keepdim=True)
-
 
 class PrependAppend(Append):
     """Append, and moves from ``n_letters`` on write at the left end."""
 
     n_ends = 2
 
-    @with_host_form(lambda self: partial(_is_at_an_end, self._letters.numpy()))
-    def backward_mask(self, state: TextBatch) -> Bool[Tensor, "n moves"]:
+    @takes_arrays
+    def backward_mask(self, state: TextBatch) -> Bool[Any, "n moves"]:
         """Return which letter is the last, and which the first."""
-        return torch.cat([super().backward_mask(state), state[:, :1] == self._letters], 1)
+        at, letters = (
+            (np, self._letters.numpy()) if isinstance(state, np.ndarray) else (torch, self._letters)
+        )
+        return at.concatenate([super().backward_mask(state), state[:, :1] == letters], 1)
 
-    @with_host_form(lambda self: partial(_written, self.n_letters))
-    def move(self, state: TextBatch, move: Integers) -> TextBatch:
+    @takes_arrays
+    def move(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Write after the last letter, or before the first."""
-        letter = move % self.n_letters
-        prepended = torch.cat([letter[:, None], state[:, :-1]], 1)
-        return prepended.where(self._is_left(move), super().move(state, letter))
+        at: Any = np if isinstance(state, np.ndarray) else torch
+        letter, is_left = move % self.n_letters, move >= self.n_letters
+        prepended = at.concatenate([letter[:, None], state[:, :-1]], 1)
+        return at.where(is_left[:, None], prepended, super().move(state, letter))
 
-    @with_host_form(lambda self: partial(_taken_back, self.n_letters))
-    def undo(self, state: TextBatch, move: Integers) -> TextBatch:
+    @takes_arrays
+    def undo(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Remove the last letter, or the first."""
-        beheaded = torch.cat([state[:, 1:], torch.full_like(state[:, :1], EMPTY)], 1)
-        return beheaded.where(self._is_left(move), super().undo(state, move))
+        at: Any = np if isinstance(state, np.ndarray) else torch
+        is_left = move >= self.n_letters
+        beheaded = at.concatenate([state[:, 1:], at.full_like(state[:, :1], EMPTY)], 1)
+        return at.where(is_left[:, None], beheaded, super().undo(state, move))
 
     def states_of(
         self, action: Int64[Tensor, "n T"], length: Integers
@@ -106,9 +114,6 @@ class PrependAppend(Append):
         column = torch.arange(self.length, device=action.device) + start[:, :, None]
         return text.gather(2, column % self.length)  # what is left of the start is empty
 
-    def _is_left(self, move: Integers) -> Bool[Tensor, "n 1"]:
-        return (move >= self.n_letters)[:, None]
-
 
 class AnyPlace:
     """Move p n_letters + m writes letter m at place p, where it is still empty."""
@@ -118,26 +123,33 @@ class AnyPlace:
     def __init__(self, n_letters: int, length: int, device: torch.device | str | None) -> None:
         self.n_letters, self.length = n_letters, length
         self.n_moves, self.n_states = length * n_letters, (n_letters + 1) ** length
-        self._first_move = n_letters * torch.arange(length, device=device)  # of each place
+        self._places = torch.arange(length, device=device)
+        self._letters = torch.arange(n_letters, device=device)
 
-    def forward_mask(self, state: TextBatch) -> Bool[Tensor, "n actions"]:
+    @takes_arrays
+    def forward_mask(self, state: TextBatch) -> Bool[Any, "n actions"]:
         """Allow each letter at each empty place."""
-        is_empty = (state == EMPTY).repeat_interleave(self.n_letters, 1)
-        return torch.cat([is_empty, (state >= 0).all(1, keepdim=True)], 1)
+        is_empty, is_full = state == EMPTY, (state >= 0).all(1)[:, None]
+        if isinstance(state, np.ndarray):
+            return np.concatenate([is_empty.repeat(self.n_letters, 1), is_full], 1)
+        return torch.cat([is_empty.repeat_interleave(self.n_letters, 1), is_full], 1)
 
-    def backward_mask(self, state: TextBatch) -> Bool[Tensor, "n moves"]:
+    @takes_arrays
+    def backward_mask(self, state: TextBatch) -> Bool[Any, "n moves"]:
         """Return which letter is at each place."""
-        mask = state.new_zeros(len(state), self.n_moves, dtype=torch.bool)
-        return mask.scatter_(1, self._first_move + state.clamp(min=0), state >= 0)
+        letters = self._letters.numpy() if isinstance(state, np.ndarray) else self._letters
+        return (state[:, :, None] == letters).reshape(len(state), self.n_moves)
 
-    def move(self, state: TextBatch, move: Integers) -> TextBatch:
+    @takes_arrays
+    def move(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Write at the place of the move."""
-        move = move[:, None]
-        return state.scatter(1, move // self.n_letters, move % self.n_letters)
+        place, letter = move // self.n_letters, move % self.n_letters
+        return written(state, self._places, place, letter[:, None])
 
-    def undo(self, state: TextBatch, move: Integers) -> TextBatch:
+    @takes_arrays
+    def undo(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Empty the place of the move."""
-        return state.scatter(1, move[:, None] // self.n_letters, EMPTY)
+        return written(state, self._places, move // self.n_letters, EMPTY)
 
     def states_of(
         self, action: Int64[Tensor, "n T"], length: Integers
@@ -147,45 +159,13 @@ class AnyPlace:
         return states_of_writes(place, letter, length, self.length, EMPTY, SINK)
 
 
-# The host forms of the methods above.
-
-ArrayBatch: TypeAlias = Int64[np.ndarray, "n places"]
-
-
-def _legal_after_last(legal: Bool[np.ndarray, "letters actions"], state: ArrayBatch) -> np.ndarray:
-    return legal.take(state[:, -1], 0)
-
-
-def _is_last(letters: Int64[np.ndarray, "letters"], state: ArrayBatch) -> np.ndarray:
-    last_place = np.add.reduce(state[:, 1:] >= 0, 1)
-    return state[np.arange(len(state)), last_place][:, None] == letters
-
-
-def _appended(state: ArrayBatch, letter: Int64[np.ndarray, "n"]) -> ArrayBatch:
-    place, state = state.argmin(1), state.copy()
-    state[np.arange(len(state)), place] = letter
-    return state
-
-
-def _shortened(state: ArrayBatch, move: Int64[np.ndarray, "n"]) -> ArrayBatch:
-    last_place, state = np.add.reduce(state[:, 1:] >= 0, 1), state.copy()
-    state[np.arange(len(state)), last_place] = EMPTY
-    return state
-
-
-def _is_at_an_end(letters: Int64[np.ndarray, "letters"], state: ArrayBatch) -> np.ndarray:
-    return np.concatenate([_is_last(letters, state), state[:, :1] == letters], 1)
-
-
-def _written(n_letters: int, state: ArrayBatch, move: Int64[np.ndarray, "n"]) -> ArrayBatch:
-    letter, is_left = move % n_letters, (move >= n_letters)[:, None]
-    prepended = np.concatenate([letter[:, None], state[:, :-1]], 1)
-    return np.where(is_left, prepended, _appended(state, letter))
-
-
-def _taken_back(n_letters: int, state: ArrayBatch, move: Int64[np.ndarray, "n"]) -> ArrayBatch:
-    beheaded = np.concatenate([state[:, 1:], np.full_like(state[:, :1], EMPTY)], 1)
-    return np.where((move >= n_letters)[:, None], beheaded, _shortened(state, move))
+def written(
+    state: TextBatch, places: Tensor, place: EitherIntegers, letter: Int64[Any, "n 1"] | int
+) -> TextBatch:
+    """Return states with a letter written at one place of each row."""
+    if isinstance(state, np.ndarray):
+        return np.where(places.numpy() == place[:, None], letter, state)
+    return torch.where(places == place[:, None], letter, state)
 
 
 ORDERS: dict[str, type[Append | AnyPlace]] = {

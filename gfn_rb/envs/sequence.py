@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from typing_extensions import Unpack
 
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions, GFNEnv
-from gfn_rb.envs.core import from_digits, on_host, with_host_form
+from gfn_rb.envs.core import EitherBatch, EitherIntegers, from_digits, takes_arrays
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Flags, Float, Int64, Integers, StateBatch
+from gfn_rb.shapes import Bool, Float, Int64, Integers, StateBatch
 
 S = TypeVar("S", bound="SequenceEnv")
 
@@ -82,18 +82,18 @@ class SequenceEnv(GFNEnv):
         """Number of sequences, unfinished and finished."""
         return self.order.n_states
 
-    @with_host_form(lambda self: lambda state: np.logical_and.reduce(state == EMPTY, 1))
-    def is_source(self, state: StateBatch) -> Flags:
+    @takes_arrays
+    def is_source(self, state: EitherBatch) -> Bool[Any, "n"]:
         """Return which rows hold no letter yet."""
-        return state.amax(1) == EMPTY
+        return (state == EMPTY).all(1)
 
-    @with_host_form(lambda self: on_host(self.order.forward_mask))
-    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
+    @partial(takes_arrays, by="order")
+    def forward_mask(self, state: EitherBatch) -> Bool[Any, "n actions"]:
         """Allow every move until the sequence is full, then the exit action."""
         return self.order.forward_mask(state)
 
-    @with_host_form(lambda self: on_host(self.order.backward_mask))
-    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
+    @partial(takes_arrays, by="order")
+    def backward_mask(self, state: EitherBatch) -> Bool[Any, "n moves"]:
         """Return which letters could have been written last, and how."""
         return self.order.backward_mask(state)
 
@@ -103,9 +103,11 @@ class SequenceEnv(GFNEnv):
         """Write each letter at its place, see :mod:`gfn_rb.envs.orders`."""
         return self.order.states_of(action, length)
 
-    @with_host_form(lambda self: partial(_coded, self._code.numpy()))
-    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
+    @takes_arrays
+    def encode(self, state: EitherBatch) -> Float[Any, "n encoded"]:
         """Return the code of the letter in each place; zeros where it is empty."""
+        if isinstance(state, np.ndarray):
+            return self._code.numpy().take(state - SINK, 0).reshape(len(state), -1)
         return embedding(state - SINK, self._code).flatten(1)
 
     def state_key(self, state: StateBatch) -> Integers:
@@ -156,13 +158,13 @@ class SequenceEnv(GFNEnv):
         fits = (self.n_letters + 1) ** self.length < 2**63
         return self.state_key(state) if fits else super().fingerprint(state)
 
-    @with_host_form(lambda self: on_host(self.order.move))
-    def move(self, state: StateBatch, move: Integers) -> StateBatch:
+    @partial(takes_arrays, by="order")
+    def move(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Write one letter per row."""
         return self.order.move(state, move)
 
-    @with_host_form(lambda self: on_host(self.order.undo))
-    def undo(self, state: StateBatch, move: Integers) -> StateBatch:
+    @partial(takes_arrays, by="order")
+    def undo(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Remove one letter per row."""
         return self.order.undo(state, move)
 
@@ -170,9 +172,3 @@ class SequenceEnv(GFNEnv):
         super()._apply(fn, recurse)
         self.order = type(self.order)(self.n_letters, self.length, self.source_state.device)
         return self
-
-
-def _coded(
-    code: Float[np.ndarray, "letters width"], state: Int64[np.ndarray, "n length"]
-) -> Float[np.ndarray, "n encoded"]:
-    return code.take(state - SINK, 0).reshape(len(state), -1)
