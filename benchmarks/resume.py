@@ -60,7 +60,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "replay": ("trajectories", "transitions", "states", "terminal"),
     "keep": ("top", "diverse", "recent"),
     "draw": ("softmax", "rank", "quantile", "priority", "uniform"),
-    "workers": (0, 1),
     "ranks": (ALONE, AVERAGED, MANAGED, BOTH),
     "compact": ("none", "narrow", "rebuild"),
     "transport": ("mpi", "gloo"),
@@ -81,7 +80,6 @@ class Case(NamedTuple):
     replay: str
     keep: str
     draw: str
-    workers: int
     ranks: str
     compact: str
     transport: str
@@ -98,7 +96,7 @@ class Case(NamedTuple):
 
     def options(self) -> dict[str, Any]:
         """Return the options of its configuration."""
-        names = ("replay", "keep", "draw", "workers", "compact")
+        names = ("replay", "keep", "draw", "compact")
         named = {name: getattr(self, name) for name in names}
         named |= {**SIZES, "loss": LOSS.get(self.replay, "tb")}
         if self.ranks != ALONE:

@@ -158,7 +158,7 @@ def _grid(**options: Any) -> DeceptiveGridConfig:
         backward="uniform",
         replay="terminal",
         keep=KeepDiverse(),
-        **{"hidden": (128, 128), "lr": 3e-3, **options},
+        **{"hidden": (128, 128), "lr": 3e-3, "regression": "squared", **options},
     )
 
 
@@ -199,6 +199,7 @@ _GRID_4D_16 = Row(
         hidden=(256, 256),
         lr=2e-3,
         regression="linex",
+        linex_alpha=1.0,
     ),
     calls=36_000,
     figures=(Figure("goals found", "modes_found", 69),),
@@ -235,6 +236,7 @@ _TFBIND8 = Row(
         "fresh one, half of them from the best tenth; batches of 16"
     ),
     config=TFBind8Config(
+        regression="squared",
         form="prepend_append",
         backward="learned",
         modes="published",
@@ -268,6 +270,7 @@ _RNA = Row(
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
     config=RNABindingConfig(
+        regression="squared",
         form="prepend_append",
         epsilon=0.01,
         batch_size=32,
@@ -302,6 +305,7 @@ _BIT_SEQUENCE = Row(
         "32, one replayed item for ten fresh ones; a network of 2 x 128 units"
     ),
     config=BitSequenceConfig(
+        regression="squared",
         form="non_autoregressive",
         delta=30,
         backward="uniform",
@@ -334,6 +338,7 @@ _DAG = Row(
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
     config=BayesianDAGConfig(
+        regression="squared",
         backward="uniform",
         batch_size=128,
         replay_ratio=2.0,

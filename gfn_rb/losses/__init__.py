@@ -9,9 +9,7 @@ each loss that has a ``name`` is in it from then on. What they share is in
 from importlib import import_module
 from pkgutil import iter_modules
 
-import torch
-
-from gfn_rb.losses.base import LOSSES, Loss, Penalty, linex
+from gfn_rb.losses.base import LOSSES, Loss, linex
 from gfn_rb.losses.completions import clipped_ratio, completion_log_prob, group_residual
 from gfn_rb.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.losses.flow_matching import FlowMatching
@@ -20,12 +18,10 @@ from gfn_rb.losses.trajectory_balance import SubTrajectoryBalance, TrajectoryBal
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-REGRESSION: dict[str, Penalty] = {"squared": torch.square, "linex": linex}
 """The costs of residuals, by name."""
 
 __all__ = [
     "LOSSES",
-    "REGRESSION",
     "DetailedBalance",
     "FlowMatching",
     "Loss",

@@ -71,22 +71,24 @@ LogPF = Literal["computed", "stored"]
 LINEX_LIMIT = 10.0
 
 
-def linex(residual: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    r"""Return the Linex(1) cost of residuals: :math:`g(t) = e^t - t - 1` of their negative.
+def linex(residual: Float[Tensor, "..."], alpha: float = 1.0) -> Float[Tensor, "..."]:
+    r"""Return the Linex cost :math:`(e^{\alpha t} - \alpha t - 1) / \alpha^2` of residuals -t.
 
-    t is log(backward flow / forward flow), the negative residual of a loss. The cost has the
-    gradient of the forward KL divergence, which punishes too little flow much more than too much
+    t is log(backward flow / forward flow), the negative residual of a loss. The cost punishes too
+    little flow more than too much; at alpha = 1 it has the gradient of the forward KL divergence
     (Hu et al. 2025, "Beyond Squared Error", arXiv:2410.02596). Near 0 it is half the square.
 
-    Above t = 10 it continues along its tangent, because early residuals of hundreds of nats have an
-    infinite exponential.
+    Above alpha t = 10 it continues along its tangent, because early residuals of hundreds of nats
+    have an infinite exponential.
 
     Args:
         residual: residuals of a loss, in nats.
+        alpha: asymmetry, above 0. Near 0 the cost approaches half the square.
     """
-    shortfall = -residual
+    shortfall = -alpha * residual
     beyond = (shortfall - LINEX_LIMIT).clamp(min=0)
-    return shortfall.clamp(max=LINEX_LIMIT).expm1() + math.exp(LINEX_LIMIT) * beyond - shortfall
+    cost = shortfall.clamp(max=LINEX_LIMIT).expm1() + math.exp(LINEX_LIMIT) * beyond - shortfall
+    return cost / alpha**2
 
 
 class Loss(nn.Module, ABC, Generic[C]):

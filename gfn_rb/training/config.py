@@ -42,7 +42,6 @@ from gfn_rb.training.options import (
     GeneralOptions,
     KeepDiverse,
     PriorityDraw,
-    RegressionName,
     ReplayName,
     SoftmaxDraw,
     TeacherDraw,
@@ -204,7 +203,7 @@ class TrainConfig(GeneralOptions):
         why = f"with loss {self.loss}, whose residuals do not tell too little flow from too much"
         if not loss.is_signed:
             draw, regression = self.draw.kind, self.regression
-            _require(regression != "linex", "regression", f"squared {why}", regression)
+            _require(regression != "linex", "regression", f"auto or squared {why}", regression)
             _require(draw != "teacher", "draw", f"another than teacher {why}", draw)
             _require(not teacher, "teacher", f"0 {why}", teacher)
         if REPLAY[self.replay_name].gives is not Trajectories:
@@ -600,6 +599,10 @@ class ContinuousConfig(TrainConfig):
     """Widths of the hidden layers of each policy."""
     lr: PositiveFloat = 3e-3
     """Adam's learning rate for the networks."""
+    linex_alpha: PositiveFloat = 1.0
+    """Asymmetry of the Linex cost of a residual. First walks may end where the reward is next to
+    nothing, by hundreds of nats, of which Linex makes less than the square; with 1, fresh
+    trajectories leave no bias in log Z."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -619,9 +622,6 @@ class LineConfig(ContinuousConfig):
     """Items to store: trajectories, or terminating states."""
     replay_ratio: NonNegativeFloat = 1.0
     """Replayed items per fresh one."""
-    regression: RegressionName = "linex"
-    """Cost of a residual: squared or linex. First walks end where the reward is next to nothing, by
-    hundreds of nats, of which linex makes less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -639,8 +639,6 @@ class BoxConfig(ContinuousConfig):
     """Reward added in the outer bands."""
     r2: float = 2.0
     """Reward added in the inner bands."""
-    regression: RegressionName = "linex"
-    """Cost of a residual: squared or linex, of which fresh trajectories leave no bias in log Z."""
     replay_ratio: NonNegativeFloat = 0.0
     """Replayed items per fresh one, none by default: some walks have far too little flow, and
     replayed they drive log Z up."""

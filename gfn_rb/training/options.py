@@ -64,7 +64,7 @@ FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
 TransportName = Literal["auto", "mpi", "gloo", "local"]
-RegressionName = Literal["squared", "linex"]
+RegressionName = Literal["auto", "squared", "linex"]
 AnnealName = Literal["linear", "exponential"]
 MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 
@@ -404,10 +404,13 @@ class GeneralOptions:
     loss: LossName = "tb"
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
     state is terminating), or flow matching."""
-    regression: RegressionName = "squared"
-    """Cost of a residual, except for fm: its square, or Linex, exponential where the flow is too
-    small and linear where it is too large. Linex finds rare objects sooner, and fits the target
-    later."""
+    regression: RegressionName = "auto"
+    """Cost of a residual: its square, or Linex, exponential where the flow is too small and linear
+    where it is too large, which finds rare objects sooner. auto is squared with fm, whose residuals
+    have no sign, else linex."""
+    linex_alpha: PositiveFloat = 0.25
+    """Asymmetry of Linex. Near 0 it approaches half the square; 1 finds rare objects sooner still,
+    and fits the target later."""
     subtb_lambda: PositiveFloat = 0.9
     """Weight of each further step in sub-trajectory balance: a part of k steps has this number to
     the power of k."""

@@ -20,6 +20,13 @@ def test_by_hand(residual):
     assert given.grad.item() == pytest.approx(1 - math.exp(t), abs=1e-12)
 
 
+@pytest.mark.parametrize("residual", [-39.0, -2.0, 0.0, 3.0])
+def test_alpha_scales_the_residual_and_keeps_the_curvature(residual):
+    t = -0.25 * residual
+    cost = linex(torch.tensor(residual, dtype=torch.float64), alpha=0.25)
+    assert cost.item() == pytest.approx(16 * (math.exp(t) - t - 1), rel=1e-12, abs=1e-12)
+
+
 @pytest.mark.parametrize("residual", [-10.5, -100.0, -1e6])
 def test_it_goes_on_along_its_tangent(residual):
     given = torch.tensor(residual, requires_grad=True)

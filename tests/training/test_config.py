@@ -10,7 +10,7 @@ from training.training_runs import grid
 
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.errors import ArgumentError
-from gfn_rb.losses import LOSSES, REGRESSION
+from gfn_rb.losses import LOSSES
 from gfn_rb.training import (
     DRAW,
     KEEP,
@@ -142,7 +142,6 @@ def test_a_wrong_entry_is_named(config, change, message):
     ("names", "table"),
     [
         (literals.ReplayName, REPLAY),
-        (literals.RegressionName, REGRESSION),
         (literals.FeedName, FEED),
         (literals.SendName, SEND),
         (literals.BaselineName, BASELINE),
@@ -227,7 +226,7 @@ HALF, SOFTER = TeacherOptions(0.5), SoftmaxDraw(temperature_end=2.0)
 @pytest.mark.parametrize(
     ("options", "name", "rule"),
     [
-        ({"loss": "fm", "regression": "linex"}, "regression", "squared with loss fm, whose"),
+        ({"loss": "fm", "regression": "linex"}, "regression", "auto or squared with loss fm"),
         ({"loss": "fm", "draw": "teacher"}, "draw", "another than teacher with loss fm"),
         ({"loss": "fm", "teacher": HALF}, "teacher", "0 with loss fm, whose residuals"),
         ({"loss": "db", "replay": "transitions", "teacher": HALF}, "teacher", "0 with replay tr"),

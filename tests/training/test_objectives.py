@@ -42,7 +42,12 @@ def test_options_reach_their_loss():
     assert make_loss(grid(loss="subtb", subtb_lambda=0.7), env, 0).subtb_lambda == 0.7
     assert make_loss(grid(log_z=2.5), env, 0).estimate_log_z().item() == 2.5
     assert make_loss(GRID, env, 0).penalty is torch.square
-    assert make_loss(grid(regression="linex"), env, 0).penalty is linex
+    default, steep = grid(regression="auto"), grid(regression="linex", linex_alpha=1.0)
+    residual = torch.tensor([-2.0, 3.0])
+    for config, alpha in ((default, 0.25), (steep, 1.0)):
+        cost = make_loss(config, env, 0).penalty(residual)
+        torch.testing.assert_close(cost, linex(residual, alpha))
+    assert make_loss(grid(loss="fm", regression="auto"), env, 0).penalty is torch.square
     db = make_loss(grid(loss="db", log_z=2.5), env, 0)
     assert db.state_flow.head.bias.item() == 2.5
     assert backward_policy(db) is db.backward_policy
@@ -163,7 +168,9 @@ def test_it_is_trained_with_by_name(absolute, monkeypatch, capsys):
 
 
 def test_what_it_says_of_itself_decides_what_goes_with_it(absolute):
-    with pytest.raises(ArgumentError, match="regression must be squared with loss absolute"):
+    with pytest.raises(
+        ArgumentError, match="regression must be auto or squared with loss absolute"
+    ):
         grid(loss="absolute", regression="linex").validate()
     absolute.every_state_terminates = True
     grid(loss="absolute").validate()
