@@ -99,10 +99,12 @@ class ActionSampler(TensorDictModuleBase):
         condition = None
         if keys.CONDITION in self.in_keys:
             condition = self._rows(tensordict, keys.CONDITION)
-        mask = torch.cat([mask[:, :-1], mask[:, -1:] | ~mask.any(1, keepdim=True)], 1)
+        has_ended = ~mask.any(1, keepdim=True)
+        mask = torch.cat([mask[:, :-1], mask[:, -1:] | has_ended], 1)
         _, logits, parameters = policy_outputs(
             self.policy, self._env[0], state, condition, mask=mask
         )
+        logits = logits.masked_fill(has_ended, 0)  # TorchRL fills these rows with zeros
         p = self.exploration.probabilities(logits, mask)
         is_random = exploration_type() in (None, ExplorationType.RANDOM)
         if is_random or p.isnan().any():

@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from gfn_rb import ActionSampler, Sampler, Trajectories
-from gfn_rb.envs import HyperGrid, Line
+from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, Line
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy, MixturePolicy
 from gfn_rb.rollout import trajectory_log_probs
@@ -51,6 +51,14 @@ def test_rollouts_of_any_batch_size(has_parameters, batch_size):
     assert len(rows) >= env.batch_size.numel()
     recomputed = trajectory_log_probs(policy, env, rows).detach()
     torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
+
+
+def test_rows_that_torchrl_fills_with_zeros_need_no_condition():
+    env = ConditionalHyperGrid(2, 3)
+    acting = ActionSampler(ForwardPolicy(env, (8,)))
+    rows = TensorDict(batch_size=[16])
+    rollout = env.rollout(env.max_length, acting, tensordict=rows, break_when_all_done=True)
+    assert len(Trajectories.from_rollout(rollout, env.source_state)) == 16
 
 
 def test_parameters_are_drawn_as_a_sampler_draws_them():
