@@ -30,7 +30,6 @@ class Feeder:
         generator = None if rb is None else generator_of(rb)
         on_cpu = generator is not None and generator.device.type == "cpu"  # as are the weights
         self.generator = generator if on_cpu else None
-        self.changes = ChangedRows(0 if rb is None else rb.storage.max_size)
 
     def subscribe(self, rank: int, terms: Any) -> None:
         """Feed a worker from now on."""
@@ -38,7 +37,9 @@ class Feeder:
 
     def offer(self, rows: Int64[Tensor, "m"]) -> None:
         """Record that rows of the buffer changed."""
-        self.changes.add(rows)
+        if len(rows):
+            for subscriber in self.subscribers.values():
+                subscriber.note(rows.numpy())
 
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         """Return the next rows for a worker, at most ``quota``; None without any."""
@@ -64,30 +65,6 @@ class Feeder:
             }
 
 
-class ChangedRows:
-    """The rows of a buffer that changed, for any number of readers."""
-
-    def __init__(self, room: int) -> None:
-        self.n_added = 0
-        self._parts: list[Int64[np.ndarray, "m"]] = []  # the newest ones, or all of them as one
-        self._n_rows, self._room = 0, room
-
-    def add(self, rows: Int64[Tensor, "m"]) -> None:
-        """Record that rows changed."""
-        if len(rows) == 0:
-            return
-        self._parts.append(rows.numpy())
-        self.n_added += 1
-        self._n_rows += len(rows)
-        if self._n_rows > 2 * self._room:
-            self._parts = [np.unique(np.concatenate(self._parts))]
-            self._n_rows = len(self._parts[0])
-
-    def since(self, n_added: int) -> list[Int64[np.ndarray, "m"]]:
-        """Return at least the rows added after so many times."""
-        return self._parts[-(self.n_added - n_added) :] if self.n_added > n_added else []
-
-
 class Subscriber:
     """A worker that a manager feeds."""
 
@@ -98,12 +75,21 @@ class Subscriber:
         self.quota, self.own = _check_terms(terms)
         # Only the terms that are understood: they are saved, and others may be of any size.
         self.terms = {"quota": self.quota, "policy": terms.get("policy"), "own": self.own}
-        self._feeder, self._index = feeder, index
+        self._index = index
         self._policy = POLICIES[check_policy(terms.get("policy"))](index, feeder.generator)
         if terms.get("fresh"):  # it starts anew, without the rows that it was given
             index.given[:, rank] = False
         feeder.offer(index.refresh())
-        self._n_seen: int | None = None  # of the changes; None before the first look
+        self._changed = [np.arange(length_of(index.storage))]  # rows since the last reply
+        self._n_changed = len(self._changed[0])
+
+    def note(self, rows: Int64[np.ndarray, "m"]) -> None:
+        """Record that rows of the buffer changed."""
+        self._changed.append(rows)
+        self._n_changed += len(rows)
+        if self._n_changed > 2 * self._index.storage.max_size:  # it has long sent nothing
+            self._changed = [np.unique(np.concatenate(self._changed))]
+            self._n_changed = len(self._changed[0])
 
     def next(self, quota: int) -> TensorDictBase | None:
         """Return the next rows, and record that they were given."""
@@ -115,13 +101,11 @@ class Subscriber:
 
     def _update_policy(self) -> None:
         """Tell the policy what changed: once for all changes since the last reply."""
-        n_rows, seen = length_of(self._index.storage), self._n_seen
-        parts = [np.arange(n_rows)] if seen is None else self._feeder.changes.since(seen)
-        self._n_seen = self._feeder.changes.n_added
-        if not parts:
+        if not self._changed:
             return
-        changed = np.unique(np.concatenate(parts))
-        changed = changed[: np.searchsorted(changed, n_rows)]
+        changed = np.unique(np.concatenate(self._changed))
+        changed = changed[: np.searchsorted(changed, length_of(self._index.storage))]
+        self._changed, self._n_changed = [], 0
         if len(changed):
             rows, number = torch.from_numpy(changed), self._index.number[changed]
             # Known rows are put in as -inf: one update instead of two.
