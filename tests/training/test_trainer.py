@@ -223,15 +223,6 @@ def test_terminal_replay_regenerates_paths():
     assert len(x.unique(dim=0)) < len(torch.cat([x, path], 1).unique(dim=0))
 
 
-def test_top_keeps_the_best_ever_sampled():
-    trainer = Recorded(GRID)
-    take(trainer, 10)
-    offered = torch.cat([batch.log_reward for batch in trainer.batches[::2]])
-    assert len(offered) == 80
-    best = offered.sort(descending=True).values[:24]
-    assert torch.equal(trainer.rb.storage[:]["log_reward"].sort(descending=True).values, best)
-
-
 def test_log_z_starts_where_the_first_batch_fits_best():
     trainer = Recorded(GRID)
     trainer.step()
