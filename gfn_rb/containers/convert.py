@@ -63,7 +63,7 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
         keys.ACTION: td.get(keys.ACTION)[row, step],
         keys.NEXT_STATE: state[row, step + 1],
         keys.NEXT_DONE: is_exit[:, None],
-        keys.LOG_REWARD: _only_where(is_exit, td.get(keys.LOG_REWARD)[row]),
+        keys.LOG_REWARD: td.get(keys.LOG_REWARD)[row].where(is_exit, -torch.inf),
         keys.LOG_PROB: _at(td, keys.LOG_PROB, row, step),
         keys.CONDITION: _at(td, keys.CONDITION, row),
         keys.IS_BACKWARD: _at(td, keys.IS_BACKWARD, row),
@@ -79,7 +79,7 @@ def states_of_trajectories(td: TensorDictBase) -> TensorDict:
     values: Columns = {
         keys.STATE: td.get(keys.STATE)[row, step + direction(td)[row]],
         keys.IS_TERMINATING: is_exit,
-        keys.LOG_REWARD: _only_where(is_exit, td.get(keys.LOG_REWARD)[row]),
+        keys.LOG_REWARD: td.get(keys.LOG_REWARD)[row].where(is_exit, -torch.inf),
         keys.CONDITION: _at(td, keys.CONDITION, row),
     }
     return assemble(values, (len(row),), td.device)
@@ -209,10 +209,6 @@ def require_alike(
             if in_shape and one.shape[1:] != value.shape[1:]:
                 shapes = f"{list(one.shape[1:])} and {list(value.shape[1:])}"
                 raise ShapeError(f"{differ}rows of shape {shapes}")
-
-
-def _only_where(mask: Bool[Tensor, "n"], value: Shaped[Tensor, "n"]) -> Shaped[Tensor, "n"]:
-    return value.masked_fill(~mask, -torch.inf)
 
 
 def _at(td: TensorDictBase, key: str, *index: Tensor) -> Tensor | None:
