@@ -1,7 +1,7 @@
 """What is kept and what is drawn, against torchgfn and TorchRL: ``python -m benchmarks.selection``.
 
     --quick        a smoke run on small buffers, whose figures mean nothing
-    --parts ...    some of: diverse duplicates features sample merged
+    --parts ...    some of: diverse duplicates sequences features sample merged
     --json PATH    also write the figures to a file
 
 Batches are of 128 items, on one thread; see :mod:`benchmarks.workloads` for the items and
@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from tensordict.utils import isin
 from torch import Tensor
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, TensorDictMaxValueWriter, TensorDictReplayBuffer
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, run_parts
@@ -117,6 +118,42 @@ def duplicates(scale: Scale) -> list[Result]:
     return results
 
 
+def sequences(scale: Scale) -> list[Result]:
+    """Compare writing 128 sequences of 100 tokens, half of them known, with TorchRL's writer.
+
+    Known sequences are dropped, by TorchRL's side with ``isin``. Half of the new ones are accepted.
+    """
+
+    def rows(log_reward: Tensor) -> TensorDict:
+        tokens = torch.randint(0, 40, (len(log_reward), 100))
+        return TensorDict({"tokens": tokens, "log_reward": log_reward}, [len(log_reward)])
+
+    def batch(rb: TensorDictReplayBuffer) -> TensorDict:
+        stored = rb[:].select("tokens", "log_reward")
+        new = rows(work.challenge(stored["log_reward"], HALF // 2, n=HALF).float())
+        known = stored[torch.randint(len(stored), (HALF,))]
+        return torch.cat([new, known])[torch.randperm(work.BATCH)]
+
+    results = []
+    for capacity in (100, 1000):
+        writer = RewardPrioritizedWriter(unique="tokens", on_duplicate="keep")
+        ours = work.buffer(capacity, writer)
+        highest = TensorDictMaxValueWriter(rank_key="log_reward")
+        peer = work.buffer(capacity, highest, storage=LazyTensorStorage)
+        for rb in (ours, peer):
+            rb.extend(rows(torch.randn(capacity)))
+        pair = (
+            Contender(ours.extend, partial(batch, ours)),
+            Contender(
+                lambda td, rb=peer: rb.extend(td[~isin(td, rb[:], "tokens")]),
+                partial(batch, peer),
+            ),
+        )
+        label = "extend, half known, against TensorDictMaxValueWriter"
+        results.append(compare(label, capacity, *pair, scale.effort))
+    return results
+
+
 def features(scale: Scale) -> list[Result]:
     """Compare writing 128 points, some close to stored ones, with torchgfn's diverse buffer."""
     if not _has_torchgfn():
@@ -182,6 +219,7 @@ def merged(scale: Scale) -> list[Result]:
 PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "diverse": diverse,
     "duplicates": duplicates,
+    "sequences": sequences,
     "features": features,
     "sample": sample,
     "merged": merged,
