@@ -63,7 +63,7 @@ def test_what_is_sampled_is_the_same_with_gradients():
     assert torch.equal(rows.action, bare.action)
     assert torch.equal(rows.log_prob.detach(), bare.log_prob)
     with_outputs = sampled(policy, save_estimator_outputs=True)
-    assert not with_outputs.estimator_output.requires_grad
+    assert with_outputs.estimator_output.requires_grad
     with torch.no_grad():
         assert sampled(policy).log_prob.requires_grad
 
