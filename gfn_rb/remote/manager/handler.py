@@ -69,8 +69,6 @@ class BatchHandler:
         duplicates: str = "drop",
         below: float | None = math.inf,
     ) -> None:
-        if duplicates not in ("drop", "keep"):
-            raise ArgumentError(f"duplicates must be 'drop' or 'keep', got {duplicates!r}")
         self.feeder, self.baseline, self.watch = feeder, baseline, watch
         self.rb, self._score = rb, score
         self._drops, self._below = duplicates == "drop", below
