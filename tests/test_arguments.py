@@ -42,6 +42,11 @@ REPLACEMENT = ["x", None, 2]
 UNIQUE = [3, "", [], [3]]
 FEATURES = [3, "", (), [1]]
 KEEP = [["x"], 3]
+GROUP = {
+    "group": [*UNIQUE, "prompt"],
+    "per_group": [0, -1, 2.5, True, 3],
+    "evict": [*CHOICE, "oldest_group"],
+}
 
 
 def merged(**options):
@@ -51,15 +56,16 @@ def merged(**options):
 PARTS = {
     RewardPrioritizedWriter: {
         "key": KEY, "tie": CHOICE, "on_duplicate": CHOICE, "unique": UNIQUE, "largest": FLAG,
-        "track_generations": FLAG,
+        "track_generations": FLAG, **GROUP,
     },
     DiversityWriter: {
         "key": KEY, "features": FEATURES, "cutoff_distance": ["a", None, math.nan],
         "p": ["a", None, math.nan, -1, 0.5], "near": CHOICE, "when": CHOICE, "tie": CHOICE,
-        "distance": [3, "x"], "largest": FLAG, "track_generations": FLAG,
+        "distance": [3, "x"], "largest": FLAG, "track_generations": FLAG, **GROUP,
     },
     FIFOWriter: {
         "unique": UNIQUE, "on_duplicate": CHOICE, "track_generations": FLAG,
+        **GROUP,
     },
     SoftmaxRewardSampler: {"key": KEY, "temperature": POSITIVE, "replacement": REPLACEMENT},
     RankRewardSampler: {"key": KEY, "k": POSITIVE, "replacement": REPLACEMENT},

@@ -14,6 +14,8 @@ from typing_extensions import TypedDict
 
 from gfn_rb.buffers.compact import Environment, StateForm
 from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.writers.features import Unique
+from gfn_rb.writers.group_limit import Evict
 
 
 class BufferOptions(TypedDict, total=False):
@@ -27,6 +29,13 @@ class BufferOptions(TypedDict, total=False):
             ``"rebuild"``, for trajectories alone, also leaves out their states. Drawn rows equal
             added ones. Default: None, rows are stored as they are.
         env: environment of the rows; required with ``compact``. Default: None.
+        group: what rows are grouped by: a key, a list of keys, or a callable from rows [n] to int64
+            fingerprints [n] or [n, d]. At most ``per_group`` rows of each group are kept. Default:
+            None, no groups.
+        per_group: number of rows to keep of each group, at least 1; required with ``group``.
+        evict: which rows leave when the storage is full: the ``"worst"`` of all, or first those of
+            the ``"oldest_group"``, which is the group whose newest row is the oldest. Default:
+            ``"worst"``.
         transform: ``Transform`` or callable, applied first when rows are added and last when they
             are drawn. Default: None.
         statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
@@ -67,6 +76,9 @@ class BufferOptions(TypedDict, total=False):
     device: torch.device | str
     compact: StateForm | None
     env: Environment | None
+    group: Unique
+    per_group: int | None
+    evict: Evict
     transform: Transform | Callable[[Any], Any] | None
     statistics: bool
     rate_limiter: RateLimiter | None

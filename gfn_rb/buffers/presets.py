@@ -50,6 +50,7 @@ from gfn_rb.writers.features import Unique
 from gfn_rb.writers.fifo import UniqueFIFOWriter
 from gfn_rb.writers.reward import OnDuplicate, Tie
 
+_GROUP_OPTIONS = ("group", "per_group", "evict")
 _STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
 
 
@@ -100,7 +101,8 @@ def reward_prioritized_buffer(
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
     if writer is None:
-        writer = RewardPrioritizedWriter(key, tie, unique, on_duplicate)
+        limit = _group_options(options)
+        writer = RewardPrioritizedWriter(key, tie, unique, on_duplicate, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
@@ -154,7 +156,8 @@ def diverse_buffer(
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
-    writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie)
+    limit = _group_options(options)
+    writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
@@ -189,16 +192,20 @@ def fifo_buffer(
         ArgumentError: an option has a value that is not allowed; the message names it.
     """
     sampler = RandomSampler() if sampler is None else sampler
-    writer = recent_writer(unique, on_duplicate, options.get("max_age"))
+    limit = _group_options(options)
+    writer = recent_writer(unique, on_duplicate, options.get("max_age"), **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
 def recent_writer(
-    unique: Unique = None, on_duplicate: OnDuplicate = "refresh", max_age: int | None = None
+    unique: Unique = None,
+    on_duplicate: OnDuplicate = "refresh",
+    max_age: int | None = None,
+    **limit: Any,
 ) -> Writer:
     """Return a writer that keeps the newest rows; with ``max_age`` one that can remove rows."""
     kind = FIFOWriter if max_age is None else UniqueFIFOWriter
-    return kind(unique, on_duplicate)
+    return kind(unique, on_duplicate, **limit)
 
 
 def terminating_state_buffer(
@@ -236,7 +243,8 @@ def terminating_state_buffer(
         ArgumentError: an option has a value that is not allowed; the message names it.
     """
     if writer is None:
-        writer = RewardPrioritizedWriter(unique=unique, on_duplicate=on_duplicate)
+        limit = _group_options(options)
+        writer = RewardPrioritizedWriter(unique=unique, on_duplicate=on_duplicate, **limit)
     sampler = SoftmaxRewardSampler() if sampler is None else sampler
     rows = KeepTerminatingStates(regenerate)
     return build(capacity, writer, sampler, [rows], **_without_paths(options))
@@ -344,6 +352,8 @@ def build(
             writer.measure(rows.features(writer.features))
         elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
             writer.identify(rows.identity(writer.unique))
+        if isinstance(writer, RewardPrioritizedWriter) and writer.group is not None:
+            writer.group_by(rows.identity(writer.group))
     if on_insertion:
         parts["transform"] = Compose(*on_insertion[::-1])
     limits = {name: parts.pop(name, None) for name in ("rate_limiter", "max_age")}
@@ -360,6 +370,9 @@ def _check_options(options: Any) -> None:
             near = get_close_matches(name, {*BufferOptions.__annotations__, *named}, 1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(f"{name!r} is not an option of this buffer{hint}")
+    for name in _GROUP_OPTIONS:
+        if name in options:
+            raise ArgumentError(f"{name} must be given to the writer of this buffer")
     batch_size, prefetch = options.get("batch_size"), options.get("prefetch")
     if batch_size is not None:
         as_count("batch_size", batch_size)
@@ -373,6 +386,11 @@ def _check_options(options: Any) -> None:
     )
     for name in ("shared", "statistics"):
         require_flag(name, options.get(name, False))
+
+
+def _group_options(options: Any) -> dict[str, Any]:
+    """Take the options of the writer out of those of a buffer."""
+    return {name: options.pop(name) for name in _GROUP_OPTIONS if name in options}
 
 
 def _row_buffer(

@@ -20,13 +20,11 @@ from gfn_rb.numerics.near.distances import Distance, check_norm
 from gfn_rb.numerics.near.index import NearIndex
 from gfn_rb.numerics.near.search import near_index
 from gfn_rb.shapes import Float64, Int64, Rows
-from gfn_rb.sharing import is_recorded, record_slots
-from gfn_rb.storages import is_laid_out
 from gfn_rb.torchrl_compat import length_of
-from gfn_rb.writers.eviction_order import Moves, Tie, moves_of
-from gfn_rb.writers.features import Features, SyncedIndex
-from gfn_rb.writers.reward import RewardPrioritizedWriter, Written
-from gfn_rb.writers.rows import write_rows
+from gfn_rb.writers.eviction_order import Tie
+from gfn_rb.writers.features import Features, SyncedIndex, Unique
+from gfn_rb.writers.group_limit import Evict
+from gfn_rb.writers.reward import Prepared, RewardPrioritizedWriter, Written
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -43,6 +41,9 @@ class DiversityWriter(RewardPrioritizedWriter):
     until ``capacity`` items are kept. The best item of each neighbourhood stays, and a dropped item
     replaces no other. An item may replace several. Other rows of the batch take the free slots,
     then rows from the end of the storage, which may therefore become shorter.
+
+    With ``group``, distances are measured between the rows of all groups. Of the rows that are far
+    apart, each group keeps its ``per_group`` best, and then the storage those that it has room for.
 
     The search is exact. Hashing finds equal items. Hashing of groups of columns finds integers that
     differ in few columns, and small Hamming distances. The triangle inequality finds all others.
@@ -68,6 +69,11 @@ class DiversityWriter(RewardPrioritizedWriter):
             item near a stored one, whatever its key.
         when: "always" compares every batch, "full" only batches that find the storage full.
         tie: which items of equal key are kept, the "newest" or the "oldest".
+        group: what rows are grouped by, a key, a list of keys, or a callable from items [n] to
+            int64 fingerprints [n] or [n, d]. None: no groups.
+        per_group: number of rows to keep of each group, at least 1; required with ``group``.
+        evict: which rows leave when the storage is full: the "worst" of all, or first those of the
+            "oldest_group", which is the group whose newest row is the oldest.
         largest: whether items of the largest keys are the best, or those of the smallest.
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
@@ -85,7 +91,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         tensor([-1,  0, -1])
     """
 
-    _index: SyncedIndex
+    _index: SyncedIndex[NearIndex]
     _option_names = (
         *("cutoff_distance", "p", "near", "when", "features"),
         *RewardPrioritizedWriter._option_names,
@@ -101,12 +107,23 @@ class DiversityWriter(RewardPrioritizedWriter):
         when: When = "always",
         tie: Tie = "newest",
         *,
+        group: Unique = None,
+        per_group: int | None = None,
+        evict: Evict = "worst",
         distance: Distance | None = None,
         largest: bool = True,
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
-        super().__init__(key, tie, largest=largest, track_generations=track_generations)
+        super().__init__(
+            key,
+            tie,
+            group=group,
+            per_group=per_group,
+            evict=evict,
+            largest=largest,
+            track_generations=track_generations,
+        )
         for name, value in (("cutoff_distance", cutoff_distance), ("p", p)):
             is_number = isinstance(value, (float, int))
             if not is_number or (math.isnan(value) and name != "p"):
@@ -133,26 +150,30 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     # Choosing.
 
-    def _offer(self, data: Rows, key: Tensor, rows: Tensor | None) -> Written:
-        storage, order = self._storage, self._order
+    def _offer(self, data: Rows, key: Tensor, rows: list[Tensor]) -> Written:
+        storage, order, limit = self._storage, self._order, self._limit
         is_full = length_of(storage) == storage.max_size
         if self.cutoff_distance < 0 or (self.when == "full" and not is_full):
+            if limit is not None:
+                return self._offer_groups(data, key, limit, rows)
             return self._offer_any(data, key)
-        rows = self._index.read(data) if rows is None else rows
         order.sync(storage)
         value, row = order.ascending(key)
-        floor = order.lowest(storage) if is_full else -math.inf
-        if is_full and not order.beats(float(value[row[-1]]), floor):
+        may_reject = is_full and (limit is None or limit.evict == "worst")
+        floor = order.lowest(storage) if may_reject else -math.inf
+        if may_reject and not order.beats(float(value[row[-1]]), floor):
             return row[:0], row[:0]
-        index = self._index.sync(storage, rows, order.version)
+        features = rows[0] if rows else self._index.read(data)
+        index = self._index.sync(storage, features, order.version)
         row = row[::-1]
         value = value[row].astype(np.float64)
-        n_hopeless = int(np.count_nonzero(~order.beats(value, floor))) if is_full else 0
-        choice = self._chosen(index, rows, value, row, len(row) - n_hopeless)
+        n_hopeless = int(np.count_nonzero(~order.beats(value, floor))) if may_reject else 0
+        n_hopeless = n_hopeless if limit is None else 0
+        choice = self._chosen(index, features, value, row, len(row) - n_hopeless)
         # Fewer rows come in than go out: there is room for the hopeless after all.
         if n_hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
-            choice = self._chosen(index, rows, value, row, len(row))
-        return self._carry_out(data, value, row, choice, index)
+            choice = self._chosen(index, features, value, row, len(row))
+        return self._carry_out(data, value, row, choice, rows)
 
     def _chosen(
         self,
@@ -180,47 +201,40 @@ class DiversityWriter(RewardPrioritizedWriter):
         value: Float64[np.ndarray, "n"],
         row: Int64[np.ndarray, "n"],
         choice: Choice,
-        index: NearIndex,
+        rows: list[Tensor],
     ) -> Written:
         """Cut what was chosen to the capacity, and write it."""
-        stored, order = index.length, self._order
+        stored, order = length_of(self._storage), self._order
         selected, removed, prepared = choice
         chosen, value = row[selected.numpy()], value[selected.numpy()]
+        known: list[Prepared] = []
         free = self._storage.max_size - stored + removed.shape[0]
-        if len(chosen) > free:
+        if self._limit is not None:
+            known.append(self._prepared(self._limit.synced, data, rows[-1] if rows else None))
+            kept, left = self._limit.choose(
+                order, self._storage, known[0][1], value[::-1], chosen[::-1], removed.numpy()
+            )
+            place = len(chosen) - 1 - kept[::-1]  # from the best down again
+            chosen, value, prepared = (
+                chosen[place],
+                value[place],
+                prepared.select(torch.from_numpy(place)),
+            )
+            removed = torch.from_numpy(left)
+        elif len(chosen) > free:
             contest = value[free:][: stored - removed.shape[0]]
             given_up = removed.numpy() if removed.shape[0] else None
             out = torch.from_numpy(order.driven_out(self._storage, contest, given_up=given_up))
             n = free + out.shape[0]
             chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
-        if not len(chosen):
-            return chosen, chosen
         if len(chosen) > removed.shape[0]:  # rows line up at the end as they came
             place = chosen.argsort()
             chosen, value = chosen[place], value[place]
             prepared = prepared.select(torch.from_numpy(place))
-        move = moves_of(len(chosen), removed, stored)
-        self._store(data, torch.from_numpy(chosen), move, stored)
-        target = move.target.numpy()
-        order.ranked(self._storage).update(target, value, order.rank(chosen))
-        index.write(move.target, prepared, max(move.length, stored))
-        order.move(self._storage, move, stored)
-        self._index.move(move)
-        self._index.version = order.version
-        return chosen, target
-
-    def _store(self, data: Rows, chosen: Tensor, move: Moves, before: int) -> None:
-        storage = self._storage
-        if not is_laid_out(storage):
-            self._write(move.target, data, chosen, move.length)
-            return
-        if is_recorded(storage):
-            record_slots(storage, move.slots(before))
-        write_rows(storage, move.target, data, chosen, max(move.length, before))
-        move.close_holes(storage, before)
-        changed = torch.cat([move.target, move.hole]) if move.hole.shape[0] else move.target
-        self._announce(changed, chosen.shape[0])
+        known = [(synced, each.select(torch.from_numpy(chosen))) for synced, each in known]
+        known.append((self._index, prepared))
+        return chosen, self._replace(data, chosen, value, removed, known)
 
     # State.
 

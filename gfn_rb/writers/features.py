@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
@@ -18,7 +18,7 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.hashing import equal_bits
-from gfn_rb.numerics.near.index import Duplicates, NearIndex
+from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage, slots_to_allocate, stored_rows
 from gfn_rb.torchrl_compat import length_of
@@ -90,22 +90,25 @@ class ObjectColumns(Features):
     See ``unique`` of ``RewardPrioritizedWriter``.
     """
 
-    def __init__(self, source: Unique) -> None:
+    def __init__(self, source: Unique, name: str = "unique") -> None:
         keys = source if isinstance(source, list) and source else [source]
         if not (callable(source) or all(isinstance(key, (str, tuple)) and key for key in keys)):
             raise ArgumentError(
-                f"unique must be a key, a list of keys, a callable or None, got {source!r}"
+                f"{name} must be a key, a list of keys, a callable or None, got {source!r}"
             )
         super().__init__(source if callable(source) else None)
-        self._read = keys
+        self._read, self._name = keys, name
 
     def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
         """Return one row per item."""
         if callable(self.source):
-            return _fingerprints(self.source(data), data.shape[0])
+            return _fingerprints(self.source(data), data.shape[0], self._name)
         if self._read == [STATE]:
             return object_columns(data)
-        return torch.cat([equal_bits(_flat(_entry(data, key))) for key in self._read], 1)
+        entries = [_flat(_entry(data, key)) for key in self._read]
+        if self._name == "group":
+            _require_numbers(entries, self._read)
+        return torch.cat([equal_bits(entry) for entry in entries], 1)
 
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry; see :meth:`Features.reads`."""
@@ -113,12 +116,19 @@ class ObjectColumns(Features):
         return callable(self.source) or name in read
 
 
-def _fingerprints(rows: Any, n: int) -> Int64[Tensor, "n d"]:
+def _require_numbers(entries: list[Tensor], keys: list[Any]) -> None:
+    """Raise if a key on the host is NaN, which is in no group."""
+    for key, entry in zip(keys, entries, strict=True):
+        if entry.is_cpu and entry.is_floating_point() and bool(entry.isnan().any()):
+            raise NaNError(f"group {key!r} is NaN in some items: nothing was written")
+
+
+def _fingerprints(rows: Any, n: int, name: str) -> Int64[Tensor, "n d"]:
     if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim not in (1, 2):
         came = f"{rows.dtype} of shape {list(rows.shape)}" if isinstance(rows, Tensor) else rows
-        raise ShapeError(f"unique must return int64 fingerprints, [n] or [n, d], got {came}")
+        raise ShapeError(f"{name} must return int64 fingerprints, [n] or [n, d], got {came}")
     if rows.shape[0] != n:
-        raise ShapeError(f"unique must return {n} fingerprints, one per item, got {len(rows)}")
+        raise ShapeError(f"{name} must return {n} fingerprints, one per item, got {len(rows)}")
     return rows if rows.ndim == 2 else rows[:, None]
 
 
@@ -171,28 +181,33 @@ def require_finite(rows: Tensor) -> Tensor:
     )
 
 
-class SyncedIndex:
+Index = TypeVar("Index", bound=SlotIndex)
+
+
+class SyncedIndex(Generic[Index]):
     """An index of what the rows of a storage are compared by, one in each process.
 
     It is read anew if the storage was written to by others.
     """
 
-    def __init__(
-        self, features: Features, make: Callable[[int, Tensor], NearIndex] = Duplicates
-    ) -> None:
+    def __init__(self, features: Features, make: Callable[[int, Tensor], Index]) -> None:
         self.features = features
         self._make = make
-        self._index: NearIndex | None = None
+        self._index: Index | None = None
         self.version: Version | None = None  # of the storage's content that the index holds
+
+    @property
+    def index(self) -> Index:
+        """The index, once it was synced."""
+        assert self._index is not None
+        return self._index
 
     def read(self, data: Rows) -> Shaped[Tensor, "n d"]:
         """Return what rows are compared by, on the host."""
         rows = self.features.of(data)
         return rows if rows.is_cpu else require_finite(rows.cpu())
 
-    def sync(
-        self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None
-    ) -> NearIndex:
+    def sync(self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None) -> Index:
         """Return an index fit to look rows up, read anew unless it is of this version."""
         index = self._index
         n = min(length_of(storage) + rows.shape[0], storage.max_size)
@@ -204,7 +219,7 @@ class SyncedIndex:
                 f"{index.like.dtype} of width {index.like.shape[1]} as before"
             )
         elif index.capacity < n:  # of a list of rows
-            index, self.version = index.sibling(slots_to_allocate(storage, n)), None
+            index, self.version = self._make(slots_to_allocate(storage, n), rows), None
         if version is not None and version != self.version:
             index.assign(self._read_stored(storage) if len(storage) else rows[:0])
             self.version = version
@@ -216,10 +231,17 @@ class SyncedIndex:
             return torch.cat([self.read(rows) for rows in storage.blocks()])
         return self.read(stored_rows(storage))
 
+    def replace(
+        self, move: Moves, prepared: PreparedRows, before: int, version: Version | None
+    ) -> None:
+        """Follow rows that were written and moved in a storage that held so many before."""
+        self.index.write(move.target, prepared, max(move.length, before))
+        self.move(move)
+        self.version = version
+
     def move(self, move: Moves) -> None:
         """Move rows as they were moved in the storage, which the index matched before."""
-        index = self._index
-        assert index is not None
+        index = self.index
         if move.source.shape[0]:
             index.move(move.source, move.hole)
         if move.length < index.length:

@@ -29,6 +29,7 @@ from gfn_rb.torchrl_compat import (
     write_cursor,
 )
 from gfn_rb.writers.features import Unique
+from gfn_rb.writers.group_limit import Evict
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 from gfn_rb.writers.rows import DRAWN, RowLayout, check_slots, detached, tensors_of, write_run
@@ -40,8 +41,9 @@ class FIFOWriter(TensorDictRoundRobinWriter):
     TorchRL's round-robin writer counts rows and writes some entries before it detects rows that
     do not fit.
 
-    With ``unique``, the constructor returns a :class:`UniqueFIFOWriter`, which keeps the newest
-    objects and overwrites the oldest rows in any slot.
+    With ``unique`` or ``group``, the constructor returns a :class:`UniqueFIFOWriter`, which keeps
+    the newest objects and overwrites the oldest rows in any slot. First each group keeps its
+    ``per_group`` newest rows, and then the storage those that it has room for.
 
     Args:
         unique: what identifies an object, of which one row is kept: "state" (terminating state and
@@ -49,24 +51,40 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             fingerprints [n] or [n, d]. None keeps equal rows too.
         on_duplicate: "refresh" replaces the stored row of an object by the new one, and "keep"
             rejects the new one.
+        group: what rows are grouped by, as one of the kinds that ``unique`` takes. None: no groups.
+        per_group: number of rows to keep of each group, at least 1; required with ``group``.
+        evict: which rows leave when the storage is full: the oldest ("worst"), or first those of
+            the "oldest_group", which is the group whose newest row is the oldest.
         track_generations: whether to count the writes of each slot, which ``rb.update_if_present``
             needs.
         compilable: no effect; accepted because TorchRL passes it to its own writers.
     """
 
     def __new__(
-        cls, unique: Unique = None, on_duplicate: OnDuplicate = "refresh", **options: Any
+        cls,
+        unique: Unique = None,
+        on_duplicate: OnDuplicate = "refresh",
+        *,
+        group: Unique = None,
+        per_group: int | None = None,
+        evict: Evict = "worst",
+        **options: Any,
     ) -> Any:
-        """Make a writer, of another class where objects are unique."""
-        if unique is None:
+        """Make a writer, of another class where objects are unique or groups limited."""
+        if unique is None and group is None and per_group is None and evict == "worst":
             return super().__new__(cls)
-        return UniqueFIFOWriter(unique, on_duplicate, **options)
+        return UniqueFIFOWriter(
+            unique, on_duplicate, group=group, per_group=per_group, evict=evict, **options
+        )
 
     def __init__(
         self,
         unique: Unique = None,
         on_duplicate: OnDuplicate = "refresh",
         *,
+        group: Unique = None,
+        per_group: int | None = None,
+        evict: Evict = "worst",
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
@@ -249,15 +267,23 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
         unique: Unique = "state",
         on_duplicate: OnDuplicate = "refresh",
         *,
+        group: Unique = None,
+        per_group: int | None = None,
+        evict: Evict = "worst",
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
         super().__init__(
-            INDEX, unique=unique, on_duplicate=on_duplicate, track_generations=track_generations
+            INDEX,
+            unique=unique,
+            on_duplicate=on_duplicate,
+            group=group,
+            per_group=per_group,
+            evict=evict,
+            track_generations=track_generations,
         )
         self._order.column = _EqualKeys(INDEX)
-        if unique is not None:  # the column is another one now
-            self.identify(unique)
+        self._watch()  # the column is another one now
 
     def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.numerics.near.index import Pairs
+from gfn_rb.numerics.near.index import Duplicates, Pairs, PreparedRows
 from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
-from gfn_rb.sharing import journal_of, record_slots, recording, share_writes
+from gfn_rb.sharing import is_recorded, journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
-from gfn_rb.storages import require_rows
+from gfn_rb.storages import is_laid_out, require_rows
 from gfn_rb.torchrl_compat import (
     attach_generations,
     drop_prefetched,
@@ -31,8 +32,15 @@ from gfn_rb.torchrl_compat import (
     set_length,
 )
 from gfn_rb.writers.eviction_order import EvictionOrder, Tie, moves_of
-from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique, require_finite
+from gfn_rb.writers.features import (
+    Features,
+    ObjectColumns,
+    SyncedIndex,
+    Unique,
+    require_finite,
+)
 from gfn_rb.writers.generations import GenerationWriter
+from gfn_rb.writers.group_limit import Evict, GroupLimit
 from gfn_rb.writers.objects import OnDuplicate, choose_objects, first_slot, is_last
 from gfn_rb.writers.rows import (
     RowLayout,
@@ -43,6 +51,7 @@ from gfn_rb.writers.rows import (
     write_rows,
 )
 
+Prepared = tuple[SyncedIndex[Any], PreparedRows]  # an index, and rows for it
 Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
 
 
@@ -52,6 +61,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     A batch is merged as a whole. Its best rows replace the worst stored rows, pair by pair, as long
     as they are better. The cost hardly depends on the capacity. TorchRL's
     ``TensorDictMaxValueWriter`` instead loops over rows in Python.
+
+    With ``group``, first each group keeps its ``per_group`` best rows, of those stored and those
+    offered, and then the storage keeps the rows that it has room for. Rows that other code wrote
+    to a group beyond ``per_group`` stay until better ones replace them.
 
     The writer reads keys from the storage. If other code changes a key, the next call uses the new
     one. Keys on a device are compared on the host, so that a batch waits for the device once.
@@ -67,6 +80,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         on_duplicate: "refresh" updates the stored row of an object, with its key and age, and
             "keep" rejects the new item. In a batch the last row of an object counts. If other code
             stored an object twice, the first row is refreshed.
+        group: what rows are grouped by, as one of the kinds that ``unique`` takes. None: no groups.
+        per_group: number of rows to keep of each group, at least 1; required with ``group``.
+        evict: which rows leave when the storage is full: the "worst" of all, or first those of the
+            "oldest_group", which is the group whose newest row is the oldest.
         largest: whether items of the largest keys are the best, or those of the smallest.
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
@@ -83,7 +100,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         tensor([-1,  0,  1])
     """
 
-    _option_names: tuple[str, ...] = ("tie", "largest", "key", "unique", "on_duplicate")
+    _option_names: tuple[str, ...] = (
+        *("tie", "largest", "key", "unique", "on_duplicate", "group", "per_group", "evict"),
+    )
 
     def __init__(
         self,
@@ -92,6 +111,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         unique: Unique = None,
         on_duplicate: OnDuplicate = "refresh",
         *,
+        group: Unique = None,
+        per_group: int | None = None,
+        evict: Evict = "worst",
         largest: bool = True,
         track_generations: bool = False,
         compilable: bool | None = None,
@@ -105,9 +127,20 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self.unique = unique
         self.on_duplicate = on_duplicate
         self._order = EvictionOrder(KeyColumn(key), tie, largest)
-        self._index: SyncedIndex | None = None  # rows by what tells whether they are the same
+        self._index: SyncedIndex[Any] | None = None  # rows by what tells whether they are the same
+        self.group, self.per_group, self.evict = group, per_group, evict
+        self._limit: GroupLimit | None = None
+        require_choice("evict", evict, ("worst", "oldest_group"))
+        if (group is None) != (per_group is None):
+            raise ArgumentError(
+                f"group and per_group must be given together, got {group!r:.80} and {per_group!r}"
+            )
+        if evict != "worst" and group is None:
+            raise ArgumentError(f"evict={evict!r} needs a group, got group=None")
         if unique is not None:
             self.identify(unique)
+        if group is not None:
+            self.group_by(group)
         self._layout = RowLayout()
 
     # What TorchRL calls.
@@ -164,7 +197,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             raise ArgumentError("writer must be attached to a buffer before rows are written")
         if isinstance(data, list):
             data = lazy_stack(data)
-        key, rows = self._order.signed(self._keys_of(data)), None
+        key = self._order.signed(self._keys_of(data))
+        rows: list[Tensor] = []
         if not key.is_cpu:
             key, rows = self._fetched(data, key)
         n, storage, device = key.shape[0], self._storage, data.device
@@ -182,12 +216,28 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     def identify(self, unique: Unique) -> None:
         """Identify objects by other entries from now on, such as the rows' compact form."""
-        self._compare_by(SyncedIndex(ObjectColumns(unique)))
+        self._compare_by(SyncedIndex(ObjectColumns(unique), Duplicates))
 
-    def _compare_by(self, index: SyncedIndex) -> None:
-        """Compare rows by an index, and watch what it reads together with the key."""
+    def group_by(self, group: Unique) -> None:
+        """Group rows by other entries from now on, such as those of the rows' compact form."""
+        assert self.per_group is not None
+        self._limit = GroupLimit(group, self.per_group, self.evict)
+        self._watch()
+
+    def _compare_by(self, index: SyncedIndex[Any]) -> None:
+        """Compare rows by an index."""
         self._index = index
-        self._order.column.watch_also(index.features.reads)
+        self._watch()
+
+    @property
+    def _indexes(self) -> list[SyncedIndex[Any]]:
+        indexes = [] if self._index is None else [self._index]
+        return indexes if self._limit is None else [*indexes, self._limit.synced]
+
+    def _watch(self) -> None:
+        """Watch what the indexes read together with the key."""
+        features = [index.features for index in self._indexes]
+        self._order.column.watch_also(partial(_read_by_any, features))
         self._order.forget()
 
     # What users call.
@@ -246,18 +296,18 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
         check_number(key, self.key)
         check_stored(index, len(self._storage))
-        storage, compared = self._storage, self._index
+        storage = self._storage
         rank, column = self._order.sync(storage).rank[index].numpy(), self._order.column
-        known = compared is not None and compared.version == self._order.version
+        known = [each for each in self._indexes if each.version == self._order.version]
         with recording(storage):
             record_slots(storage, index)
             column.write(storage, index, key)
             self._announce(index)
             values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
             self._order.update(storage, index.numpy(), values.numpy(), rank)
-        if compared is not None:
+        for compared in known:
             reads_key = compared.features.reads(unravel_key(self.key))
-            compared.version = self._order.version if known and not reads_key else None
+            compared.version = None if reads_key else self._order.version
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Remove items from the storage; items from its end take their slots.
@@ -275,8 +325,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if not index.shape[0]:
             return
         self._order.sync(storage)
-        compared = self._index
-        known = compared is not None and compared.version == self._order.version
+        known = [each for each in self._indexes if each.version == self._order.version]
         move = moves_of(0, index, before)
         drop_prefetched(storage)
         with recording(storage):
@@ -285,7 +334,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             self._count_generations(move.slots(before))
             self._announce(move.hole)
             self._order.move(storage, move, before)
-        if compared is not None and known:
+        for compared in known:
             compared.move(move)
             compared.version = self._order.version
 
@@ -294,15 +343,18 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     def _keys_of(self, data: Rows) -> Tensor:
         return scalar_key(data, self.key)
 
-    def _fetched(self, data: Rows, key: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _fetched(self, data: Rows, key: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the keys of rows on a device and what these are compared by, in one transfer."""
-        if self._index is None:
-            return key.cpu(), None
-        key, rows = on_host(key, self._index.features.of(data))
-        return key, require_finite(rows)
+        key, *rows = on_host(key, *(index.features.of(data) for index in self._indexes))
+        return key, [require_finite(each) for each in rows]
 
-    def _offer(self, data: Rows, key: Tensor, rows: Tensor | None) -> Written:
-        """Write what is to be kept of a batch; all decisions are made on the host."""
+    def _offer(self, data: Rows, key: Tensor, rows: list[Tensor]) -> Written:
+        """Write what is to be kept of a batch; all decisions are made on the host.
+
+        ``rows`` is what each index compares, if the batch was on a device.
+        """
+        if self._limit is not None:
+            return self._offer_groups(data, key, self._limit, rows)
         if self._index is not None:
             return self._offer_objects(data, key, self._index, rows)
         return self._offer_any(data, key)
@@ -342,15 +394,14 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return row, target
 
     def _offer_objects(
-        self, data: Rows, key: Tensor, synced: SyncedIndex, rows: Tensor | None
+        self, data: Rows, key: Tensor, synced: SyncedIndex[Any], rows: list[Tensor]
     ) -> Written:
         """Write what is to be kept, one row per object."""
         storage, order = self._storage, self._order
         value, row = order.ascending(key)
         order.sync(storage)
-        rows = synced.read(data) if rows is None else rows
-        index = synced.sync(storage, rows, order.version)
-        prepared = index.prepare(rows)
+        _, prepared = self._prepared(synced, data, rows[0] if rows else None)
+        index = synced.index
         stored, twins = index.near(prepared), index.near_each_other(prepared)
         if length_of(storage) < storage.max_size or stored[0].shape[0] or twins[0].shape[0]:
             row, target = self._merge_objects(data, key.to(torch.float64).numpy(), stored, twins)
@@ -360,6 +411,82 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         index.write(torch.from_numpy(target), chosen, length_of(storage))
         synced.version = order.version
         return row, target
+
+    def _prepared(self, synced: SyncedIndex[Any], data: Rows, rows: Tensor | None) -> Prepared:
+        """Bring an index up to date, and return it with what it finds the rows of a batch by."""
+        rows = synced.read(data) if rows is None else rows
+        return synced, synced.sync(self._storage, rows, self._order.version).prepare(rows)
+
+    def _offer_groups(
+        self, data: Rows, key: Tensor, limit: GroupLimit, rows: list[Tensor]
+    ) -> Written:
+        """Write what is to be kept, of each group its best rows."""
+        storage, order = self._storage, self._order
+        value, row = order.ascending(key)
+        order.sync(storage)
+        known = [self._prepared(limit.synced, data, rows[-1] if rows else None)]
+        stored_at = np.full(len(row), -1)
+        if self.unique is not None:  # a row of a known object takes the place of the stored one
+            assert self._index is not None
+            known.append(self._prepared(self._index, data, rows[0] if rows else None))
+            index, prepared = self._index.index, known[1][1]
+            stored_at = first_slot(index.near(prepared), len(row))
+            wanted = is_last(index.near_each_other(prepared), len(row))
+            if self.on_duplicate == "keep":
+                wanted &= stored_at < 0
+            row = row[wanted[row]]
+        value = value[row].astype(np.float64)
+        if (
+            self.unique is None
+            and limit.evict == "worst"
+            and length_of(storage) == storage.max_size
+        ):
+            n_lost = len(row) - int(np.count_nonzero(order.beats(value, order.lowest(storage))))
+            value, row = value[n_lost:], row[n_lost:]
+        replaced = stored_at[row]
+        replaced = replaced[replaced >= 0]
+        kept, removed = limit.choose(order, storage, known[0][1], value, row, replaced)
+        row = np.sort(row[kept])
+        if len(replaced):  # they stay where their object was
+            is_own = stored_at[row] >= 0
+            row = np.concatenate([row[is_own], row[~is_own]])
+            own = stored_at[row[: np.count_nonzero(is_own)]]
+            removed = np.concatenate([own, removed[~np.isin(removed, own)]])
+        chosen, value = torch.from_numpy(row), key.to(torch.float64).numpy()[row]
+        known = [(synced, prepared.select(chosen)) for synced, prepared in known]
+        return row, self._replace(data, row, value, torch.from_numpy(removed), known)
+
+    def _replace(
+        self,
+        data: Rows,
+        row: Int64[np.ndarray, "k"],
+        key: Float64[np.ndarray, "k"],
+        removed: Int64[Tensor, "r"],
+        known: list[Prepared],
+    ) -> Int64[np.ndarray, "k"]:
+        """Write rows of a batch over removed ones or behind all, and return their slots.
+
+        Where fewer rows come in than go out, rows from the end take the slots that are left.
+        """
+        storage, order, stored = self._storage, self._order, length_of(self._storage)
+        if not len(row) and not len(removed):
+            return row
+        move, chosen = moves_of(len(row), removed, stored), torch.from_numpy(row)
+        if not is_laid_out(storage):
+            self._write(move.target, data, chosen, move.length)
+        else:
+            if is_recorded(storage):
+                record_slots(storage, move.slots(stored))
+            if len(row):
+                write_rows(storage, move.target, data, chosen, max(move.length, stored))
+            move.close_holes(storage, stored)
+            self._announce(torch.cat([move.target, move.hole]), len(row))
+        target: np.ndarray = move.target.numpy()
+        order.ranked(storage).update(target, key, order.rank(row))
+        order.move(storage, move, stored)
+        for synced, prepared in known:
+            synced.replace(move, prepared, stored, order.version)
+        return target
 
     def _merge_objects(
         self, data: Rows, key: Float64[np.ndarray, "n"], stored: Pairs, twins: Pairs
@@ -450,8 +577,11 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             check_slots(self._storage)
         self._order.restore(self._storage, state_dict)
         self._restore_generations(state_dict)
-        if self._index is not None:
-            self._index.version = None
+        self._forget_indexes()
+
+    def _forget_indexes(self) -> None:
+        for index in self._indexes:
+            index.version = None
 
     @staticmethod
     def _check_size(n: int, storage: Storage) -> None:
@@ -466,6 +596,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if self.unique is not None:
             unique = "a callable" if callable(self.unique) else str(self.unique)
             options |= {"unique": unique, "on_duplicate": self.on_duplicate}
+        if self.group is not None:
+            group = "a callable" if callable(self.group) else str(self.group)
+            options |= {"group": group, "per_group": self.per_group, "evict": self.evict}
         return options
 
     # What a lock asks for, where processes share the storage.
@@ -481,8 +614,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     def roll_back(self, counters: list[int]) -> None:
         """Restore what :meth:`counters` returned, and have every process read the keys anew."""
         self._order.roll_back(counters)
-        if self._index is not None:
-            self._index.version = None
+        self._forget_indexes()
 
     def __getstate__(self) -> dict[str, Any]:
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
@@ -497,6 +629,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r}"
             f"{unique if self._index else ''}{'' if self.largest else ', largest=False'})"
         )
+
+
+def _read_by_any(features: list[Features], name: NestedKey) -> bool:
+    return any(each.reads(name) for each in features)
 
 
 def _listed(options: dict[str, Any]) -> str:

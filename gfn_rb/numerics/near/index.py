@@ -36,18 +36,13 @@ class PreparedRows(NamedTuple):
         return self if n == self.rows.shape[0] else PreparedRows(*(each[:n] for each in self))
 
 
-class NearIndex(ABC):
-    """Which slots hold rows near other rows. Exact: no pair is missed or made up.
-
-    Slots 0 to ``length - 1`` hold rows.
+class SlotIndex(ABC):
+    """An index of the rows in the slots of a storage. Slots 0 to ``length - 1`` hold rows.
 
     Args:
         capacity: number of slots.
         like: rows of the width and dtype that the index will hold.
     """
-
-    chunk: int
-    """Number of rows that are best compared with each other at a time."""
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
         self.capacity = capacity
@@ -55,26 +50,8 @@ class NearIndex(ABC):
         self.length = 0
 
     @abstractmethod
-    def sibling(self, capacity: int) -> NearIndex:
-        """Return an empty index of another capacity."""
-
-    @abstractmethod
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Work out what finite rows are found by. It is good until the index is next written to."""
-
-    @abstractmethod
-    def near(self, prepared: PreparedRows) -> Pairs:
-        """Return every pair of a prepared row and a slot that holds a row near it.
-
-        A pair may be returned twice.
-        """
-
-    @abstractmethod
-    def near_each_other(self, prepared: PreparedRows) -> Pairs:
-        """Return pairs of prepared rows i < j that lie near each other.
-
-        Where being near carries over from one row to the next, those of the first row suffice.
-        """
 
     @abstractmethod
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
@@ -91,6 +68,31 @@ class NearIndex(ABC):
     @abstractmethod
     def shorten(self, length: int) -> None:
         """Take out the rows from slot ``length`` on."""
+
+
+class NearIndex(SlotIndex):
+    """Which slots hold rows near other rows. Exact: no pair is missed or made up."""
+
+    chunk: int
+    """Number of rows that are best compared with each other at a time."""
+
+    @abstractmethod
+    def sibling(self, capacity: int) -> NearIndex:
+        """Return an empty index of another capacity."""
+
+    @abstractmethod
+    def near(self, prepared: PreparedRows) -> Pairs:
+        """Return every pair of a prepared row and a slot that holds a row near it.
+
+        A pair may be returned twice.
+        """
+
+    @abstractmethod
+    def near_each_other(self, prepared: PreparedRows) -> Pairs:
+        """Return pairs of prepared rows i < j that lie near each other.
+
+        Where being near carries over from one row to the next, those of the first row suffice.
+        """
 
 
 class HeldRows(NearIndex):
@@ -151,10 +153,7 @@ class Duplicates(NearIndex):
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Return rows with their bytes; see :meth:`NearIndex.prepare`."""
-        bits = (rows if rows.dtype == torch.int64 else equal_bits(rows)).contiguous().numpy()
-        n, width = bits.shape
-        key: list[bytes] = bits.view(f"V{8 * width}")[:, 0].tolist() if width else [b""] * n
-        return PreparedRows(rows, key, rows)
+        return PreparedRows(rows, row_bytes(rows), rows)
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
@@ -220,6 +219,13 @@ class Duplicates(NearIndex):
             slot_of[key] = next(iter(others))
             if len(others) == 1:
                 del slots_of[key]
+
+
+def row_bytes(rows: Shaped[Tensor, "n d"]) -> list[bytes]:
+    """Return bytes that are equal exactly where rows are."""
+    bits = (rows if rows.dtype == torch.int64 else equal_bits(rows)).contiguous().numpy()
+    n, width = bits.shape
+    return bits.view(f"V{8 * width}")[:, 0].tolist() if width else [b""] * n
 
 
 def _no_pairs() -> Pairs:
