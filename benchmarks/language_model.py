@@ -1,0 +1,141 @@
+"""What replay does for a language model: ``python -m benchmarks.language_model``.
+
+    --seeds N      seeds 0 to N-1
+    --tokens N     tokens that each run generates
+    --out FOLDER   where language_model.json and language_model.png go
+
+Both arms of ``examples/language_model.py`` start from one reference and generate as many tokens.
+Seconds are CPU time of the process that trains. They are the seconds of a clock if each process has
+a core, because searchers wait for the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from benchmarks.timing import environment
+from examples import language_model as example
+
+COLORS = {"on-policy": "#767676", "replay": "#0072B2"}
+ARMS: dict[str, Callable[[example.Trainer], dict[str, float]]] = {
+    "on-policy": example.on_policy,
+    "replay": example.replay_in_processes,
+}
+OPTIONS: dict[str, dict[str, Any]] = {"on-policy": {}, "replay": {}}
+N_POINTS = 25  # of a curve
+Run = dict[str, Any]
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of those that it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def run(arm: str, reference: example.LanguageModel, seed: int, tokens: int) -> Run:
+    """Return the curve of one arm for one seed, a mean of rewards between two points."""
+    options = example.Options(tokens=tokens, seed=seed, **OPTIONS[arm])
+    trainer, before = example.Trainer(reference, options), cpu_seconds()
+    statistics = ARMS[arm](trainer)
+    curve = []
+    for part in np.array_split(np.arange(len(trainer.record)), N_POINTS):
+        rows = [trainer.record[i] for i in part]
+        curve.append({**rows[-1], "reward": mean(row["reward"] for row in rows)})
+    return {
+        "arm": arm,
+        "seed": seed,
+        "options": asdict(options),
+        "updates": len(trainer.losses),
+        "cpu_seconds": cpu_seconds() - before,
+        "statistics": statistics,
+        "curve": curve,
+    }
+
+
+def draw(path: Path, runs: Sequence[Run]) -> None:
+    """Draw reward and solutions against tokens and seconds: mean and range over seeds."""
+    picture = Figure(figsize=(11, 8), dpi=110, layout="constrained")
+    titles = {"reward": "share of solved completions", "solutions": "different solutions found"}
+    units = {"tokens": "generated tokens", "seconds": "CPU seconds of the trainer"}
+    for row, (y, title) in zip(picture.subplots(2, 2), titles.items(), strict=True):
+        for axes, (x, unit) in zip(row, units.items(), strict=True):
+            for arm, color in COLORS.items():
+                curves = [each["curve"] for each in runs if each["arm"] == arm]
+                ends = [curve[-1][x] for curve in curves]
+                at = np.linspace(0, min(ends), 100)
+                values = np.array(
+                    [np.interp(at, [p[x] for p in c], [p[y] for p in c]) for c in curves]
+                )
+                axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
+                axes.plot(at, values.mean(0), color=color, lw=2, label=arm)
+            axes.set(xlabel=unit, ylabel=title, xlim=(0, None), ylim=(0, None))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            axes.grid(color="0.9")
+            axes.spines[["top", "right"]].set_visible(False)
+    n_seeds = len({each["seed"] for each in runs})
+    picture.axes[0].legend(frameon=False, title=f"mean and range of {n_seeds} seeds")
+    FigureCanvasAgg(picture).print_png(str(path))
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return a table of the last points, mean and standard deviation over seeds."""
+    lines = [
+        "| | solved at the end | different solutions | updates | CPU s, trainer | CPU s, all |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for arm in ARMS:
+        own = [each for each in runs if each["arm"] == arm]
+        figures: Mapping[str, list[float]] = {
+            "{:.3f} ± {:.3f}": [each["curve"][-1]["reward"] for each in own],
+            "{:,.0f} ± {:,.0f}": [each["curve"][-1]["solutions"] for each in own],
+            "{:,.0f}": [each["updates"] for each in own],
+            "{:.0f}": [each["curve"][-1]["seconds"] for each in own],
+            "{:.0f} ": [each["cpu_seconds"] for each in own],
+        }
+        cells = [form.format(mean(v), stdev(v) if len(v) > 1 else 0) for form, v in figures.items()]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all arms for all seeds, and write the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=example.Options.tokens)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    start = cpu_seconds()
+    reference = example.pretrain(example.PRETRAIN_STEPS)
+    facts = {"pretrain_cpu_seconds": cpu_seconds() - start, **environment()}
+    runs: list[Run] = []
+    for seed in range(given.seeds):
+        for arm in ARMS:
+            runs.append(run(arm, reference, seed, given.tokens))
+            last = runs[-1]["curve"][-1]
+            print(f"seed {seed}, {arm}: {last}", flush=True)
+            content = json.dumps({"environment": facts, "runs": runs}, indent=1)
+            (given.out / "language_model.json").write_text(content + "\n")
+    draw(given.out / "language_model.png", runs)
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
