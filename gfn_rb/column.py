@@ -161,7 +161,7 @@ class KeyColumn:
             self._watch_own(storage)
             if self._reads is not None:
                 for name, entry in all_slots(storage).items(True, True):
-                    if self._reads(name):
+                    if self._reads(name) and isinstance(entry, Tensor):
                         self._entries.append((name, entry))
                         self._watched.append(entry.detach().as_subclass(Tensor))
         self._slots = all_slots(storage)

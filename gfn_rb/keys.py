@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tensordict import NestedKey
+
 STATE: Final = "state"
 ACTION: Final = "action"
 LENGTH: Final = "length"
@@ -46,3 +48,17 @@ BUFFER_ID: Final = "buffer_id"
 BUFFER_IDS: Final = "buffer_ids"  # what TorchRL's ensembles call it
 DRAW_LOG_PROB: Final = "draw_log_prob"  # of a sampler's draw; log_prob is that of the actions
 PRIORITY_WEIGHT: Final = "priority_weight"  # TorchRL's own name for importance weights
+
+
+def mask_key(key: NestedKey) -> NestedKey:
+    """Return the name of the mask of a padded entry: ``"tokens_mask"`` of ``"tokens"``."""
+    return _named(key, MASK)
+
+
+def length_key(key: NestedKey) -> NestedKey:
+    """Return the name of the lengths of a padded entry: ``"tokens_length"`` of ``"tokens"``."""
+    return _named(key, LENGTH)
+
+
+def _named(key: NestedKey, what: str) -> NestedKey:
+    return f"{key}_{what}" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_{what}")

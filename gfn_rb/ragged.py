@@ -30,7 +30,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gfn_rb.arguments import as_count, kind_of, require_choice, require_key, require_kind, shown
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
-from gfn_rb.keys import INDEX
+from gfn_rb.keys import INDEX, length_key, mask_key
+from gfn_rb.numerics.flat import resized
 from gfn_rb.shapes import Bool, Int, Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import (
@@ -47,16 +48,6 @@ _LENGTH, _PAGES, _VALUES = "length", "pages", "values"
 _SPARE = 64  # a pool has at least one spare page for so many, or it grows
 _BLOCK = 1024  # rows that are loaded or saved at a time
 _PAGE_NUMBER_BYTES = 4
-
-
-def mask_of(key: NestedKey) -> NestedKey:
-    """Return the name of the mask of a padded entry: ``"tokens_mask"`` of ``"tokens"``."""
-    return f"{key}_mask" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_mask")
-
-
-def length_name(key: NestedKey) -> NestedKey:
-    """Return the name of the lengths of a padded entry: ``"tokens_length"`` of ``"tokens"``."""
-    return f"{key}_length" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_length")
 
 
 class PagePool:
@@ -169,7 +160,7 @@ class PagePool:
         last, used = (count.cumsum(0) - 1)[ends], (length - (count - 1) * size)[ends]
         is_blank = torch.arange(size) >= used[:, None]
         for name, held in self.entries.items():
-            padded = _resized(rows[name], k * size).reshape(n * k, *held.shape[1:])
+            padded = resized(rows[name], k * size).reshape(n * k, *held.shape[1:])
             came = padded.index_select(0, at.to(padded.device))
             here = last.to(came.device)
             blank = is_blank.view(*is_blank.shape, *[1] * (held.ndim - 2)).to(came.device)
@@ -237,9 +228,9 @@ class RaggedStorage(EncodedStorage):
         super().__init__(as_count("max_size", max_size), device=device)
 
     @property
-    def ragged(self) -> list[NestedKey]:
-        """Names of the entries that differ in length."""
-        return [name for group in self._groups.values() for name in group]
+    def ragged(self) -> dict[NestedKey, NestedKey]:
+        """Entries that differ in length, and of each the entry whose lengths it has."""
+        return {name: key for key, group in self._groups.items() for name in group}
 
     @property
     def nbytes(self) -> int:
@@ -280,12 +271,12 @@ class RaggedStorage(EncodedStorage):
             assert length is not None
             self._check_ragged(key, came, length)
             width = max(each.shape[1] for each in came.values())
-            mask = columns.get(mask_of(key))
+            mask = columns.get(mask_key(key))
             if not isinstance(mask, Tensor) or mask.shape[1] != width:
                 mask = _mask(length, width).to(came[key].device, non_blocking=True)
-            rows[mask_of(key)] = mask
-            rows |= {name: _resized(each, width) for name, each in came.items()}
-        beside = {each for name in self.ragged for each in (mask_of(name), length_name(name))}
+            rows[mask_key(key)] = mask
+            rows |= {name: resized(each, width) for name, each in came.items()}
+        beside = {each for name in self.ragged for each in (mask_key(name), length_key(name))}
         fixed = {
             name: _stacked(name, each)
             for name, each in columns.items()
@@ -367,7 +358,7 @@ class RaggedStorage(EncodedStorage):
         share = min(max(stored, int(slot.max()) + 1) / self.max_size, 1.0)
         pools, old = dict(self._pools), self._pages_of(slot[slot < stored])
         for key, group in self._groups.items():
-            lengths[key] = length = _lengths_of(columns.pop(mask_of(key)))
+            lengths[key] = length = _lengths_of(columns.pop(mask_key(key)))
             came = {name: columns.pop(name).detach() for name in group}
             if key not in pools:
                 pools[key] = PagePool(came, self._limit[key], self.page_size, self.device)
@@ -439,7 +430,7 @@ class RaggedStorage(EncodedStorage):
             for name in group:
                 columns.set(name, pool.read(name, table, width))
             if layout == "padded":
-                columns.set(mask_of(key), _mask(length, width))
+                columns.set(mask_key(key), _mask(length, width))
             elif layout == "jagged" and length.ndim:
                 place, offsets = _places(length, width)
                 for name in group:
@@ -481,7 +472,7 @@ class RaggedStorage(EncodedStorage):
         at = dict.fromkeys(self._groups, 0)
         for rows in self.blocks():
             for key, group in self._groups.items():
-                length = _lengths_of(rows.get(mask_of(key)))
+                length = _lengths_of(rows.get(mask_key(key)))
                 place = _places(length, rows.get(key).shape[1])[0]
                 end = at[key] + len(place)
                 for name in group:
@@ -511,7 +502,7 @@ class RaggedStorage(EncodedStorage):
                 for name in group:
                     values = content[_joined(_within(name, _VALUES))][at[key] : to]
                     rows[name] = pad_sequence(values.split(lengths), batch_first=True)
-                rows[length_name(key)] = torch.tensor(lengths)
+                rows[length_key(key)] = torch.tensor(lengths)
                 at[key] = to
             self.set(range(start, end), _tree(rows, torch.Size([end - start])))
 
@@ -655,23 +646,23 @@ def _as_padded(
         return pad_sequence(value, batch_first=True), length
     if not isinstance(value, Tensor) or value.ndim < 2:
         raise ShapeError(f"key {name!r} must have shape [n, T, ...], got {kind_of(value)}")
-    beside = name if {mask_of(name), length_name(name)} & columns.keys() else key
+    beside = name if {mask_key(name), length_key(name)} & columns.keys() else key
     n, width = value.shape[:2]
-    if (length := columns.get(length_name(beside))) is not None:
-        length = _stacked(length_name(beside), length).reshape(-1).to("cpu", torch.int64)
+    if (length := columns.get(length_key(beside))) is not None:
+        length = _stacked(length_key(beside), length).reshape(-1).to("cpu", torch.int64)
         if not bool(((length >= 0) & (length <= width)).all()):
             raise ShapeError(
-                f"key {length_name(beside)!r} must be 0 to {width}, got {shown(length)}"
+                f"key {length_key(beside)!r} must be 0 to {width}, got {shown(length)}"
             )
         return value, length
-    if (mask := columns.get(mask_of(beside))) is None:
+    if (mask := columns.get(mask_key(beside))) is None:
         return value, torch.full((n,), width)
-    mask = _stacked(mask_of(beside), mask).cpu()
+    mask = _stacked(mask_key(beside), mask).cpu()
     is_mask = mask.dtype == torch.bool and mask.shape == (n, width)
     length = _lengths_of(mask) if is_mask else mask
     if not is_mask or int(length.sum()) != np.count_nonzero(mask.numpy()):
         raise ShapeError(
-            f"key {mask_of(beside)!r} must be bool [n, {width}], true up to the end of each row, "
+            f"key {mask_key(beside)!r} must be bool [n, {width}], true up to the end of each row, "
             f"got {mask.dtype} of shape {tuple(mask.shape)}"
         )
     return value, length
@@ -699,14 +690,6 @@ def _places(
     shift = torch.arange(len(length), device=length.device) * width - offsets[:-1]
     place = shift.repeat_interleave(length)
     return place + torch.arange(len(place), device=length.device), offsets
-
-
-def _resized(rows: Shaped[Tensor, "n T *E"], width: int) -> Tensor:
-    """Return padded rows of another length."""
-    missing = width - rows.shape[1]
-    if missing <= 0:
-        return rows.narrow(1, 0, width)
-    return F.pad(rows, (0, 0) * (rows.ndim - 2) + (0, missing))
 
 
 def _tree(entries: Mapping[NestedKey, Tensor], batch_size: torch.Size) -> TensorDict:

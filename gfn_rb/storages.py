@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase, lazy_stack
+from tensordict import MemoryMappedTensor, NestedKey, TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
 from torch.compiler import is_compiling
 from torchrl.data.replay_buffers.storages import (
@@ -150,6 +150,11 @@ class RowTensorStorage(_RowAccess, LazyTensorStorage):
 
 class EncodedStorage(RowTensorStorage):
     """A storage whose columns encode its rows, which are read and written through its methods."""
+
+    @property
+    @abstractmethod
+    def ragged(self) -> dict[NestedKey, NestedKey]:
+        """Entries that differ in length, and of each the entry whose lengths it has."""
 
     @abstractmethod
     def padded(self, data: Rows) -> TensorDictBase:

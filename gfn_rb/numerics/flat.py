@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gfn_rb.shapes import Shaped
 
@@ -11,6 +12,14 @@ from gfn_rb.shapes import Shaped
 def flat_rows(rows: Shaped[Tensor, "n *S"]) -> Shaped[Tensor, "n d"]:
     """Return rows of any shape, or single numbers, as one vector each; there may be none."""
     return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], rows.shape[1:].numel())
+
+
+def resized(rows: Shaped[Tensor, "n T *S"], width: int) -> Shaped[Tensor, "n {width} *S"]:
+    """Return padded rows of another length T, with zeros where they are longer than before."""
+    missing = width - rows.shape[1]
+    if missing <= 0:
+        return rows.narrow(1, 0, width)
+    return pad(rows, (0, 0) * (rows.ndim - 2) + (0, missing))
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:

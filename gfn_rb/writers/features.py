@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
-from gfn_rb.arguments import require_key
+from gfn_rb.arguments import kind_of, require_key
 from gfn_rb.column import Version
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
@@ -22,6 +22,7 @@ from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage, slots_to_allocate, stored_rows
 from gfn_rb.torchrl_compat import length_of
+from gfn_rb.writers.contents import content_columns, hashes_of
 from gfn_rb.writers.eviction_order import Moves
 
 Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
@@ -51,21 +52,28 @@ class Features:
             require_finite(rows)
         return rows.detach() if rows.requires_grad else rows
 
+    def register_storage(self, storage: Storage) -> None:
+        """Note in which storage the items are kept."""
+
     def of(self, data: Rows) -> Shaped[Tensor, "n d"]:
         """Return one row per item, where these may differ in shape."""
         if not isinstance(data, LazyStackedTensorDict):
             return self(data)
-        each = list(data.unbind(0))
-        dense = LazyStackedTensorDict.maybe_dense_stack(each)
-        if not isinstance(dense, LazyStackedTensorDict):
-            return self(dense)
-        parts = [self(row.unsqueeze(0)) for row in each]
+        parts = self._parts(data)
         widths = {part.shape[1] for part in parts}
         if len(widths) > 1:
             raise ShapeError(
                 f"items must have equally many features, got {min(widths)} to {max(widths)}"
             )
         return torch.cat(parts)
+
+    def _parts(self, data: LazyStackedTensorDict) -> list[Tensor]:
+        """Return the numbers of all items, apart where these differ in shape."""
+        each = list(data.unbind(0))
+        dense = LazyStackedTensorDict.maybe_dense_stack(each)
+        if not isinstance(dense, LazyStackedTensorDict):
+            return [self(dense)]
+        return [self(row.unsqueeze(0)) for row in each]
 
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry."""
@@ -98,29 +106,52 @@ class ObjectColumns(Features):
             )
         super().__init__(source if callable(source) else None)
         self._read, self._name = keys, name
+        self._is_list = False
+        self._ragged: dict[NestedKey, NestedKey] = {}  # of entries that differ in length
+
+    def register_storage(self, storage: Storage) -> None:
+        """Note in which storage the items are kept: in a list, all entries may differ in length."""
+        self._is_list = isinstance(storage, ListStorage)
+        self._ragged = storage.ragged if isinstance(storage, EncodedStorage) else {}
 
     def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
         """Return one row per item."""
         if callable(self.source):
             return _fingerprints(self.source(data), data.shape[0], self._name)
-        if self._read == [STATE]:
-            return object_columns(data)
-        entries = [_flat(_entry(data, key)) for key in self._read]
-        if self._name == "group":
-            _require_numbers(entries, self._read)
-        return torch.cat([equal_bits(entry) for entry in entries], 1)
+        if self._read != [STATE]:
+            return torch.cat([self._columns(data, key) for key in self._read], 1)
+        if STATE in self._ragged:
+            keys = [STATE, CONDITION] if CONDITION in set(data.keys()) else [STATE]
+            return torch.cat([self._columns(data, key) for key in keys], 1)
+        columns = object_columns(data)
+        if self._is_list:
+            columns = hashes_of(row.tobytes() for row in columns.cpu().numpy())
+        return columns
+
+    def _parts(self, data: LazyStackedTensorDict) -> list[Tensor]:
+        if self._is_list and not callable(self.source) and self._read != [STATE]:
+            return [self(data)]
+        return super()._parts(data)
+
+    def _columns(self, data: Rows, key: NestedKey) -> Int64[Tensor, "n d"]:
+        """Return integers that are equal exactly where an entry is."""
+        if not self._is_list and key not in self._ragged:
+            value = _entry(data, key)
+            if isinstance(value, Tensor):
+                return equal_bits(self._checked(key, _flat(value)))
+        return content_columns(data, key, self._ragged.get(key, key), self._name)
+
+    def _checked(self, key: NestedKey, entry: Tensor) -> Tensor:
+        """Return an entry, or raise if a group on the host is NaN, which is in no group."""
+        is_checked = self._name == "group" and entry.is_cpu and entry.is_floating_point()
+        if is_checked and bool(entry.isnan().any()):
+            raise NaNError(f"group {key!r} is NaN in some items: nothing was written")
+        return entry
 
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry; see :meth:`Features.reads`."""
         read = (STATE, LENGTH, IS_BACKWARD, CONDITION) if self._read == [STATE] else self._read
         return callable(self.source) or name in read
-
-
-def _require_numbers(entries: list[Tensor], keys: list[Any]) -> None:
-    """Raise if a key on the host is NaN, which is in no group."""
-    for key, entry in zip(keys, entries, strict=True):
-        if entry.is_cpu and entry.is_floating_point() and bool(entry.isnan().any()):
-            raise NaNError(f"group {key!r} is NaN in some items: nothing was written")
 
 
 def _fingerprints(rows: Any, n: int, name: str) -> Int64[Tensor, "n d"]:
@@ -141,7 +172,7 @@ def _default(data: Rows, names: set[str]) -> Tensor:
     return _flat(state) if after is None else torch.cat([_flat(state), _flat(after)], 1)
 
 
-def _entry(data: Rows, key: NestedKey) -> Tensor:
+def _entry(data: Rows, key: NestedKey) -> Any:
     value = data.get(key, None)
     if value is None:
         held = sorted(map(str, data.keys(True, True)))
@@ -149,7 +180,9 @@ def _entry(data: Rows, key: NestedKey) -> Tensor:
     return value
 
 
-def _flat(value: Tensor) -> Tensor:
+def _flat(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.is_nested:
+        raise ShapeError(f"features must be tensors of one shape, got {kind_of(value)}")
     if type(value) is not Tensor:  # a memory-mapped one
         value = value.as_subclass(Tensor)
     return _real(flat_rows(value))

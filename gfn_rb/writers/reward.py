@@ -76,7 +76,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         unique: what identifies an object, of which one row is kept. "state" is the terminating
             state and condition of trajectories and terminating states. Also allowed: another key, a
             list of keys, or a callable from items [n] to int64 fingerprints [n] or [n, d]. Equality
-            is exact. None keeps equal rows too.
+            is exact; tensors of different lengths, strings and bytes are compared by a BLAKE2b hash
+            of 128 bits. None keeps equal rows too.
         on_duplicate: "refresh" updates the stored row of an object, with its key and age, and
             "keep" rejects the new item. In a batch the last row of an object counts. If other code
             stored an object twice, the first row is refreshed.
@@ -159,6 +160,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if self._order.restored is not None:
             self._check_size(len(self._order.restored), storage)
         super().register_storage(storage)
+        for index in self._indexes:
+            index.features.register_storage(storage)
         if share_writes(storage, self):
             self._order.share()
 
@@ -237,6 +240,9 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
     def _watch(self) -> None:
         """Watch what the indexes read together with the key."""
         features = [index.features for index in self._indexes]
+        if self._storage is not None:
+            for each in features:
+                each.register_storage(self._storage)
         self._order.column.watch_also(partial(_read_by_any, features))
         self._order.forget()
 

@@ -1,0 +1,148 @@
+"""Objects told apart by text and by tensors of different lengths, against a Python dict."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorData, TensorDict, lazy_stack
+from torchrl.data import LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
+
+from gfn_rb import DiversityWriter, FIFOWriter, RaggedStorage, RewardPrioritizedWriter
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+
+SIZE = 60
+LISTS = {"list": ListStorage, "stack": LazyStackStorage}
+STORAGES = {
+    **LISTS,
+    "ragged": lambda n: RaggedStorage(n, {"tokens": 4, "state": 2}),
+    "tensor": LazyTensorStorage,
+}
+UNIQUE = ["tokens", "state", "text", ["tokens", "text"], ["tokens", "number"], ["text", "number"]]
+objects = st.tuples(
+    st.lists(st.integers(0, 1), max_size=3),  # tokens
+    st.sampled_from(["", "a", "b", "ab", "\ud800", b"", b"a", b"ab"]),
+    st.sampled_from([0.0, -0.0, 1.0]),
+)
+batches = st.lists(st.lists(objects, min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+def row(tokens, text, number, serial=0):
+    state = torch.tensor(tokens[:2], dtype=torch.int32)[:, None].expand(-1, 2)
+    rows = {"tokens": torch.tensor(tokens, dtype=torch.int64), "state": state, "text": text}
+    numbers = {"number": torch.tensor([number]), "serial": torch.tensor(serial)}
+    return TensorDict({**rows, **numbers, "log_reward": torch.zeros(())})
+
+
+def identity(tokens, text, number, unique):
+    known = {
+        "tokens": tuple(tokens), "state": tuple(tokens[:2]), "text": text, "number": number + 0.0
+    }  # fmt: skip
+    return tuple(known[name] for name in ([unique] if isinstance(unique, str) else unique))
+
+
+def serials(storage):
+    return [int(storage.get(i)["serial"]) for i in range(len(storage))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "unique"),
+    [
+        (kind, unique)
+        for kind in STORAGES
+        for unique in UNIQUE
+        if kind in LISTS
+        or (kind == "ragged" and "text" not in unique)
+        or (kind == "tensor" and "tokens" not in unique and unique != "state")
+    ],
+)
+@given(
+    batches=batches,
+    on_duplicate=st.sampled_from(["refresh", "keep"]),
+    make=st.sampled_from([RewardPrioritizedWriter, FIFOWriter]),
+)
+def test_one_row_of_each_content_is_kept(kind, unique, batches, on_duplicate, make):
+    writer = make(unique=unique, on_duplicate=on_duplicate)
+    rb = TensorDictReplayBuffer(storage=STORAGES[kind](SIZE), writer=writer, collate_fn=list)
+    kept, serial = {}, 0
+    dropped = {"ragged": ["text"], "tensor": ["tokens", "state"]}.get(kind, [])
+    for batch in batches:
+        rows = [row(*each, serial + i).exclude(*dropped) for i, each in enumerate(batch)]
+        names = [identity(*each, unique) for each in batch]
+        last = {name: serial + i for i, name in enumerate(names)}
+        known = kept if on_duplicate == "keep" else {}
+        kept |= {name: at for name, at in last.items() if name not in known}
+        rb.extend(lazy_stack(rows))
+        serial += len(rows)
+        stored = serials(rb.storage)
+        assert sorted(stored) == sorted(kept.values())
+        found = rb.writer.slots_of(lazy_stack(rows)).tolist()
+        assert [stored[slot] for slot in found] == [kept[name] for name in names]
+    again = TensorDictReplayBuffer(
+        storage=STORAGES[kind](SIZE),
+        writer=make(unique=unique, on_duplicate=on_duplicate),
+        collate_fn=list,
+    )
+    if kind == "ragged":  # the index is made from what is stored
+        again.load_state_dict(copy.deepcopy(rb.state_dict()))
+        assert again.writer.slots_of(lazy_stack(rows)).tolist() == found
+
+
+def test_forms_of_a_batch_are_of_the_same_objects():
+    rb = TensorDictReplayBuffer(
+        storage=RaggedStorage(9, {"tokens": 4, "other": "tokens"}),
+        writer=RewardPrioritizedWriter(unique=["tokens", "other"]),
+    )
+    tokens = [torch.arange(n) for n in (0, 3, 2)]
+    reward = torch.zeros(3)
+    nested = torch.nested.nested_tensor(tokens, layout=torch.jagged)
+    padded = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=7)
+    length = torch.tensor([0, 3, 2])
+    mask = torch.arange(3) < length[:, None]
+    forms = [
+        {"tokens": nested, "other": nested.clone()},
+        {"tokens": padded, "other": padded, "tokens_mask": mask},
+        {"tokens": padded, "other": padded, "tokens_length": length},
+    ]
+    for form in forms:
+        slot = rb.extend(TensorDict({**form, "log_reward": reward}, [3]))
+        assert slot.tolist() == [0, 1, 2]
+        assert rb.writer.slots_of(TensorDict(form, [3])).tolist() == [0, 1, 2]
+
+
+def test_shapes_tell_rows_of_one_content_apart():
+    rb = TensorDictReplayBuffer(
+        storage=LazyStackStorage(9), writer=RewardPrioritizedWriter(unique="x")
+    )
+    shapes = (), (1,), (2, 3), (3, 2), (6,), (1, 6), (0,), (0, 1)
+    rows = [{"x": torch.zeros(shape), "log_reward": torch.zeros(())} for shape in shapes]
+    for each in rows:
+        rb.extend(lazy_stack([TensorDict(each)]))
+    assert len(rb) == len(shapes)
+    rb.extend(lazy_stack([TensorDict(each) for each in rows]))
+    assert len(rb) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ({"text": NonTensorData(3)}, ArgumentError),
+        ({"text": NonTensorData(("a", "b"))}, ArgumentError),
+        ({}, KeyMismatchError),
+    ],
+)
+@pytest.mark.parametrize("storage", [LazyStackStorage, LazyTensorStorage])
+def test_other_entries_are_refused(rows, error, storage):
+    rb = TensorDictReplayBuffer(storage=storage(9), writer=RewardPrioritizedWriter(unique="text"))
+    batch = lazy_stack([TensorDict({**rows, "log_reward": torch.zeros(())})] * 2)
+    with pytest.raises(error, match="text"):
+        rb.extend(batch)
+    assert not len(rb)
+
+
+def test_distances_need_tensors():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(9), writer=DiversityWriter(features="x"))
+    rows = TensorDict({"x": NonTensorData("a"), "log_reward": torch.zeros(3)}, [3])
+    with pytest.raises(ShapeError, match="features must be tensors"):
+        rb.extend(rows)
