@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
@@ -20,12 +20,15 @@ from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.tracked import TrackedReplayBuffer
 from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
+from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, mask_key
+from gfn_rb.numerics.flat import resized
 from gfn_rb.numerics.weighted_union import Groups
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
+from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import (
     attached_generations,
+    entry_of,
     member_samplers,
     outside_graph,
     replay_lock,
@@ -43,7 +46,9 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     ``sample(n)`` draws row by row and returns a flat batch of exactly n rows, in the order of
     the draws. A ``ReplayBufferEnsemble`` instead draws k members and the same number of rows from
-    each. Empty members are skipped. Trajectories are padded to the longest one in the batch.
+    each. Empty members are skipped. Trajectories are padded to the longest one in the batch, and
+    so are padded rows of a ``RaggedStorage``. If a member returns lazy stacks or nested tensors,
+    the batch is a lazy stack of rows.
 
     Each row has ``buffer_id``, the number of its member, ``index``, its slot in that member, and
     ``draw_log_prob``, the log-probability of its draw if that is defined. Rows have the type of the
@@ -216,7 +221,20 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         members, listed = [*batches], [*batches.values()]
         if self._join is not None:
             return self._join(listed)[groups.order.argsort()]
+        if all(type(batch) is TensorDict for batch in listed):
+            self._pad(listed)
         return _joined(listed, members, groups)
+
+    def _pad(self, batches: list[Any]) -> None:
+        """Pad entries that differ in length, and their masks, to the longest row of all batches."""
+        held = [rb.storage.ragged for rb in self._rbs if isinstance(rb.storage, EncodedStorage)]
+        masks = {mask_key(key) for ragged in held for key in ragged.values()}
+        for name in masks.union(*held):
+            values = [entry_of(batch, name) for batch in batches]
+            if all(isinstance(value, Tensor) and not value.is_nested for value in values):
+                width = max(value.shape[1] for value in values)
+                for batch, value in zip(batches, values, strict=True):
+                    batch.set(name, resized(value, width))
 
     def _rows_of(self, member: int, index: Tensor) -> Any:
         rb = self._rbs[member]

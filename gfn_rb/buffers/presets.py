@@ -19,7 +19,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
-from torchrl.envs.transforms import Compose, Transform
+from torchrl.envs.transforms import Transform
 from typing_extensions import Unpack
 
 from gfn_rb.arguments import (
@@ -38,6 +38,7 @@ from gfn_rb.buffers.transforms import (
     KeepStates,
     KeepTerminatingStates,
     KeepTransitions,
+    PresetTransforms,
 )
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
@@ -355,7 +356,7 @@ def build(
         if isinstance(writer, RewardPrioritizedWriter) and writer.group is not None:
             writer.group_by(rows.identity(writer.group))
     if on_insertion:
-        parts["transform"] = Compose(*on_insertion[::-1])
+        parts["transform"] = PresetTransforms(*on_insertion[::-1])
     limits = {name: parts.pop(name, None) for name in ("rate_limiter", "max_age")}
     if parts.pop("statistics", False) or any(value is not None for value in limits.values()):
         return TrackedReplayBuffer(**limits, **parts)

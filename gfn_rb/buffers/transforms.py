@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs.transforms import Transform
+from torchrl.envs.transforms import Compose, Transform
 
 from gfn_rb.arguments import as_count, kind_of
 from gfn_rb.containers import States, Trajectories, Transitions, convert
@@ -29,6 +29,17 @@ from gfn_rb.keys import (
 from gfn_rb.shapes import Bool, Int64
 
 Rows = Transitions | States
+
+
+class PresetTransforms(Compose):
+    """The transforms of a preset. One that returns None when rows come in holds them back."""
+
+    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
+        for transform in reversed(self.transforms):
+            tensordict = transform._inv_call(tensordict)
+            if tensordict is None:
+                return None
+        return tensordict
 
 
 class RowTransform(Transform):

@@ -6,9 +6,17 @@ Every function is pure: TensorDict in, TensorDict out, without a loop over rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, is_leaf_nontensor
+from tensordict import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+    lazy_stack,
+)
 from torch import Tensor
 
 from gfn_rb import keys
@@ -161,7 +169,16 @@ def aligned(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
 def joined(
     batches: Sequence[TensorDictBase], members: Sequence[int], order: Int64[Tensor, "n"]
 ) -> TensorDictBase:
-    """Return one batch of the rows of several, :func:`aligned`, each at its place in ``order``."""
+    """Return one batch of the rows of several, :func:`aligned`, each at its place in ``order``.
+
+    It is a lazy stack of rows if a batch is one or holds nested tensors.
+    """
+    if any(_is_ragged(batch) for batch in batches):
+        listed = [batch.unbind(0) for batch in batches]
+        firsts = [dict(rows[0].items(True, True, is_leaf=is_leaf_nontensor)) for rows in listed]
+        require_alike(firsts, members, in_shape=False)
+        apart = [row for rows in listed for row in rows]
+        return lazy_stack([apart[i] for i in order.argsort().tolist()])
     if len(batches) == 1:
         return batches[0]
     batches = aligned(batches)
@@ -181,8 +198,15 @@ def joined(
     return rows
 
 
+def _is_ragged(batch: TensorDictBase) -> bool:
+    """Return whether rows of a batch may differ in shape."""
+    if isinstance(batch, LazyStackedTensorDict):
+        return True
+    return any(value.is_nested for value in batch.values(True, True))
+
+
 def require_alike(
-    entries: Sequence[dict[NestedKey, Tensor]],
+    entries: Sequence[dict[NestedKey, Any]],
     members: Sequence[int],
     in_shape: bool = True,
     what: str = "members",

@@ -39,7 +39,7 @@ def calls_of(work):
     [
         ({}, 70),
         ({"unique": "state"}, 92),
-        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 120),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 126),
     ],
     ids=["plain", "unique", "unique and narrow"],
 )
