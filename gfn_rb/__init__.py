@@ -83,4 +83,4 @@ __getattr__ = lazy_exports(
     **{"interop.experience": "ExperienceMemory"},
 )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
