@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gfn_rb.ragged import RaggedStorage
     from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
     from gfn_rb.samplers import (
+        GroupSampler,
         PrioritySampler,
         QuantileRewardSampler,
         RankRewardSampler,
@@ -41,6 +42,7 @@ __all__ = [
     "DiversityWriter",
     "ExperienceMemory",
     "FIFOWriter",
+    "GroupSampler",
     "LocalSearchSampler",
     "MergedReplayBuffer",
     "PackTrajectories",
@@ -76,7 +78,7 @@ __getattr__ = lazy_exports(
     containers="States Trajectories Transitions",
     ragged="RaggedStorage",
     rollout="ActionSampler LocalSearchSampler Sampler",
-    samplers="PrioritySampler QuantileRewardSampler RankRewardSampler RecencySampler"
+    samplers="GroupSampler PrioritySampler QuantileRewardSampler RankRewardSampler RecencySampler"
     " SoftmaxRewardSampler",
     storages="RowMemmapStorage RowTensorStorage",
     writers="DiversityWriter FIFOWriter RewardPrioritizedWriter",

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb.errors import KeyMismatchError, ShapeError
-from gfn_rb.shapes import Int64, Shaped
+from gfn_rb.shapes import Float, Int64, Shaped
 from gfn_rb.storages import open_shared, require_rows
 from gfn_rb.torchrl_compat import (
     all_slots,
@@ -120,9 +120,9 @@ class KeyColumn:
         # One write through the storage raises each counter by one. If they moved any further,
         # something else was written as well, and nobody knows where.
         revision, *tensor = seen
-        expected = (
-            (revision + rows.shape[0],) if listed else (revision + 1, tensor[0] + 1, tensor[1])
-        )
+        expected: Version = (revision + (rows.shape[0] if listed else 1),)
+        for version, address in zip(tensor[::2], tensor[1::2], strict=True):
+            expected += version + 1, address
         self._seen = now if now == expected else None
         self._changes.note(rows, len(storage))
 
@@ -196,6 +196,17 @@ class KeyColumn:
                 )
             self._raw, self._plain = raw, raw.detach().as_subclass(torch.Tensor).reshape(-1)
         return self._plain
+
+
+class EqualKeys(KeyColumn):
+    """A column that storages need not have, as each row has the same key."""
+
+    def values(self, storage: Storage) -> Float[Tensor, "len"]:
+        """Return zeros."""
+        return torch.zeros(len(storage))
+
+    def _watch_own(self, storage: Storage) -> None:
+        open_shared(storage)
 
 
 class _Mirror:

@@ -11,6 +11,7 @@ import gfn_rb
 from gfn_rb import (
     DiversityWriter,
     ExperienceMemory,
+    GroupSampler,
     MergedReplayBuffer,
     PrioritySampler,
     QuantileRewardSampler,
@@ -62,6 +63,10 @@ PARTS = {
         "key": KEY, "features": FEATURES, "cutoff_distance": ["a", None, math.nan],
         "p": ["a", None, math.nan, -1, 0.5], "near": CHOICE, "when": CHOICE, "tie": CHOICE,
         "distance": [3, "x"], "largest": FLAG, "track_generations": FLAG, **GROUP,
+    },
+    partial(GroupSampler, group="prompt", num_groups=2): {
+        "group": [*UNIQUE, None], "num_groups": COUNT, "samples_per_group": SIZE,
+        "weight": [*CHOICE, "best "], "temperature": POSITIVE[:-1], "replacement": REPLACEMENT,
     },
     FIFOWriter: {
         "unique": UNIQUE, "on_duplicate": CHOICE, "track_generations": FLAG,

@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 
 from gfn_rb.buffers.compact import Environment, StateForm
 from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
-from gfn_rb.writers.group_limit import Evict
 
 
 class BufferOptions(TypedDict, total=False):

@@ -21,9 +21,8 @@ from gfn_rb.numerics.near.index import NearIndex
 from gfn_rb.numerics.near.search import near_index
 from gfn_rb.shapes import Float64, Int64, Rows
 from gfn_rb.torchrl_compat import length_of
-from gfn_rb.writers.eviction_order import Tie
+from gfn_rb.writers.eviction_order import Evict, Tie
 from gfn_rb.writers.features import Features, SyncedIndex, Unique
-from gfn_rb.writers.group_limit import Evict
 from gfn_rb.writers.reward import Prepared, RewardPrioritizedWriter, Written
 
 Near = Literal["replace", "reject"]

@@ -19,6 +19,7 @@ from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
 from gfn_rb.writers.rows import check_number, relocate
 
 Tie = Literal["newest", "oldest"]
+Evict = Literal["worst", "oldest_group"]  # which rows leave when the storage is full
 
 _OFFERED, _WRITTEN, _REVISION = range(3)
 _AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered

@@ -254,12 +254,13 @@ class SyncedIndex(Generic[Index]):
         elif index.capacity < n:  # of a list of rows
             index, self.version = self._make(slots_to_allocate(storage, n), rows), None
         if version is not None and version != self.version:
-            index.assign(self._read_stored(storage) if len(storage) else rows[:0])
+            index.assign(self.read_stored(storage) if len(storage) else rows[:0])
             self.version = version
         self._index = index
         return index
 
-    def _read_stored(self, storage: Storage) -> Shaped[Tensor, "n d"]:
+    def read_stored(self, storage: Storage) -> Shaped[Tensor, "n d"]:
+        """Return what all stored rows are compared by, on the host."""
         if isinstance(storage, EncodedStorage):
             return torch.cat([self.read(rows) for rows in storage.blocks()])
         return self.read(stored_rows(storage))

@@ -11,10 +11,10 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 from gfn_rb.arguments import require_choice, require_flag
-from gfn_rb.column import KeyColumn
+from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.keys import INDEX
-from gfn_rb.shapes import Float, Rows
+from gfn_rb.shapes import Rows
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, share_writes
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import EncodedStorage, open_shared, storage_device
@@ -28,8 +28,8 @@ from gfn_rb.torchrl_compat import (
     track_slot_generations,
     write_cursor,
 )
+from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
-from gfn_rb.writers.group_limit import Evict
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 from gfn_rb.writers.rows import DRAWN, RowLayout, check_slots, detached, tensors_of, write_run
@@ -282,7 +282,7 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
             evict=evict,
             track_generations=track_generations,
         )
-        self._order.column = _EqualKeys(INDEX)
+        self._order.column = EqualKeys(INDEX)
         self._watch()  # the column is another one now
 
     def _keys_of(self, data: Rows) -> Tensor:
@@ -290,13 +290,3 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
 
     def __repr__(self) -> str:
         return f"FIFOWriter(unique={self.unique!r}, on_duplicate={self.on_duplicate!r})"
-
-
-class _EqualKeys(KeyColumn):
-    """A column that storages need not have, as each row has the same key."""
-
-    def values(self, storage: Storage) -> Float[Tensor, "len"]:
-        return torch.zeros(len(storage))
-
-    def _watch_own(self, storage: Storage) -> None:
-        open_shared(storage)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -13,10 +11,8 @@ from gfn_rb.numerics.near.index import PreparedRows
 from gfn_rb.numerics.top_k import TopK
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.torchrl_compat import length_of
-from gfn_rb.writers.eviction_order import EvictionOrder
+from gfn_rb.writers.eviction_order import Evict, EvictionOrder
 from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
-
-Evict = Literal["worst", "oldest_group"]
 
 
 class GroupLimit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from gfn_rb.torchrl_compat import (
     raise_slot_generations,
     set_length,
 )
-from gfn_rb.writers.eviction_order import EvictionOrder, Tie, moves_of
+from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
 from gfn_rb.writers.features import (
     Features,
     ObjectColumns,
@@ -40,7 +40,6 @@ from gfn_rb.writers.features import (
     require_finite,
 )
 from gfn_rb.writers.generations import GenerationWriter
-from gfn_rb.writers.group_limit import Evict, GroupLimit
 from gfn_rb.writers.objects import OnDuplicate, choose_objects, first_slot, is_last
 from gfn_rb.writers.rows import (
     RowLayout,
@@ -50,6 +49,9 @@ from gfn_rb.writers.rows import (
     scalar_key,
     write_rows,
 )
+
+if TYPE_CHECKING:
+    from gfn_rb.writers.group_limit import GroupLimit
 
 Prepared = tuple[SyncedIndex[Any], PreparedRows]  # an index, and rows for it
 Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
@@ -223,6 +225,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     def group_by(self, group: Unique) -> None:
         """Group rows by other entries from now on, such as those of the rows' compact form."""
+        from gfn_rb.writers.group_limit import GroupLimit  # few writers need it
+
         assert self.per_group is not None
         self._limit = GroupLimit(group, self.per_group, self.evict)
         self._watch()

@@ -1,0 +1,161 @@
+"""Buffers that limit the rows of each group: ``python -m benchmarks.groups``.
+
+    --quick        a smoke run on small buffers, whose figures mean nothing
+    --parts ...    some of: extend sample torchrl
+    --json PATH    also write the figures to a file
+
+Rows are those of :mod:`benchmarks.workloads` with a "prompt", an int64 that names their group. The
+second column is the number of groups. See :mod:`benchmarks.timing` for how a ratio is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from benchmarks import workloads as work
+from benchmarks.timing import Contender, Effort, Result, compare, run_parts
+from gfn_rb.samplers import GroupSampler
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+
+PER_GROUP = 8
+BOUND = 1.5
+WRITERS: dict[str, Callable[..., Any]] = {
+    "best": RewardPrioritizedWriter,
+    "best, one row per object": partial(RewardPrioritizedWriter, unique="state"),
+    "newest": partial(FIFOWriter, unique="state"),
+    "far apart": partial(DiversityWriter, features="state"),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large and how long the comparisons are.
+
+    Args:
+        groups: numbers of groups.
+        capacity: most rows of a buffer.
+        prompts: number of groups of one TorchRL buffer each.
+        effort: when to stop.
+    """
+
+    groups: tuple[int, ...]
+    capacity: int
+    prompts: int
+    effort: Effort
+
+
+FULL = Scale((1, 100, 10_000, 1_000_000), 1_000_000, 400, Effort(seconds=8, most=400, warmup=10))
+QUICK = Scale((1, 100), 1_000, 20, Effort(seconds=0.2, warmup=2))
+
+
+def extend(scale: Scale) -> list[Result]:
+    """Compare a batch of 128 rows with the same writer without groups.
+
+    Each group has room for 8 rows, and the buffer for all groups, up to its capacity. "large
+    groups" share the whole capacity.
+    """
+    results = []
+    for n_groups in scale.groups:
+        small = min(PER_GROUP * n_groups, scale.capacity)
+        shapes = [("", small, PER_GROUP)]
+        if n_groups > 1:
+            shapes.append(("large groups, ", scale.capacity, -(-scale.capacity // n_groups)))
+        for shape, capacity, per_group in shapes:
+            for name, writer in WRITERS.items():
+                limited = writer(group="prompt", per_group=per_group)
+                ours, peer = (_filled(each, capacity, n_groups) for each in (limited, writer()))
+                label = f"extend, {shape}{name}"
+                bound = None if shape else BOUND
+                pair = (_extending(rb, n_groups) for rb in (ours, peer))
+                results.append(compare(label, n_groups, *pair, scale.effort, bound))
+    return results
+
+
+def sample(scale: Scale) -> list[Result]:
+    """Compare a draw of 8 groups with 8 rows each with a plain draw of 64 rows."""
+    results = []
+    for n_groups in scale.groups:
+        capacity = min(PER_GROUP * n_groups, scale.capacity)
+        for name, law in (("uniformly", {}), ("by reward", {"weight": "best", "temperature": 1.0})):
+            sampler = GroupSampler("prompt", num_groups=8, **law)
+            limited = (RewardPrioritizedWriter(group="prompt", per_group=PER_GROUP), sampler)
+            ours, plain = (
+                _filled(writer, capacity, n_groups, drawn)
+                for writer, drawn in (limited, (RewardPrioritizedWriter(), None))
+            )
+            pair = (Contender(lambda _, rb=rb: rb.sample(64)) for rb in (ours, plain))
+            label = f"sample 8 x 8 rows {name}, against 64"
+            results.append(compare(label, n_groups, *pair, scale.effort, BOUND))
+    return results
+
+
+def torchrl(scale: Scale) -> list[Result]:
+    """Compare one buffer of groups with one TorchRL buffer for each."""
+    n = scale.prompts
+    writer = FIFOWriter(group="prompt", per_group=PER_GROUP)
+    ours = _filled(writer, PER_GROUP * n, n)
+    peers = [TensorDictReplayBuffer(storage=LazyTensorStorage(PER_GROUP)) for _ in range(n)]
+
+    def write(batch: TensorDict) -> None:
+        group = batch["prompt"]
+        for number in group.unique().tolist():
+            peers[number].extend(batch[group == number])
+
+    for _ in range(PER_GROUP):
+        write(_rows(n * 2, n))
+    theirs = Contender(write, lambda: _rows(work.BATCH, n))
+    mine = _extending(ours, n)
+    return [compare("extend, one TorchRL buffer per group", n, mine, theirs, scale.effort, 1.0)]
+
+
+PARTS: dict[str, Callable[[Scale], list[Result]]] = {
+    "extend": extend,
+    "sample": sample,
+    "torchrl": torchrl,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the comparisons and print the table.
+
+    Args:
+        arguments: the command line, ``sys.argv`` if None.
+    """
+    run_parts("Buffers of groups.", PARTS, FULL, QUICK, arguments, size="groups")
+
+
+def _rows(n: int, n_groups: int) -> TensorDict:
+    return work.random_items(n).set("prompt", torch.randint(n_groups, (n,)))
+
+
+def _filled(
+    writer: Any, capacity: int, n_groups: int, sampler: Any = None
+) -> TensorDictReplayBuffer:
+    """Return a buffer that was offered three times as many rows as it holds."""
+    rb = work.buffer(capacity, writer, sampler)
+    for _ in range(3):
+        rb.extend(_rows(capacity, n_groups))
+    return rb
+
+
+def _extending(rb: TensorDictReplayBuffer, n_groups: int) -> Contender:
+    """Return batches of rows of which about half are better than the worst of their group."""
+    median = float(rb[:]["log_reward"].median())
+
+    def setup() -> TensorDict:
+        batch = _rows(work.BATCH, n_groups)
+        batch["log_reward"] += median
+        return batch
+
+    return Contender(rb.extend, setup)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Drawing groups of rows, such as several answers to each prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tensordict import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+
+from gfn_rb.arguments import as_count, require_device_of
+from gfn_rb.column import EqualKeys, KeyColumn
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
+from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
+from gfn_rb.numerics.near.groups import Groups
+from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_like
+from gfn_rb.numerics.weighted_tree import weighted_rows
+from gfn_rb.samplers.base import KeySampler, Parameter, Replacement
+from gfn_rb.shapes import Float64, Int64
+from gfn_rb.storages import slots_to_allocate
+from gfn_rb.torchrl_compat import DrawInfo, outside_graph
+from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
+
+GroupWeight = Literal["uniform", "size", "best"] | Callable[[Tensor, Tensor], Tensor]
+_HOST = torch.device("cpu")
+
+
+class GroupSampler(KeySampler):
+    r"""Draws groups, and k rows of each, in a batch that holds the rows group by group.
+
+    Group g is drawn with probability :math:`p_g \propto w_g`, and row i of it with probability
+    :math:`p_{i|g} \propto \exp(\log R_i / T)`. The batch has the layout of TorchRL's
+    ``PromptGroupSampler``, which group-relative advantages need (``MCAdvantage``). It works with
+    every writer; with ``group`` and ``per_group`` of a writer, all groups stay small.
+
+    The cost of a draw depends on the sizes of the drawn groups, not on their number. Groups are
+    found on the host, so rows on a device are read anew after each write.
+
+    Args:
+        group: what rows are grouped by: "state" (terminating state and condition), another key, a
+            list of keys, or a callable from rows [n] to int64 fingerprints [n] or [n, d].
+        num_groups: number of groups in a batch. Give this or ``samples_per_group``; the other
+            follows from the size of the batch.
+        samples_per_group: number of rows k of each group in a batch.
+        weight: weight of a group: "uniform" (1), "size" (its number of rows), "best" (exp of its
+            highest key), or a callable from sizes and highest keys, each [g], to log-weights [g].
+        key: entry that holds the log-reward of each row, in nats. It is not read where neither
+            ``weight`` nor ``temperature`` depends on it.
+        temperature: T, above 0; inf draws the rows of a group uniformly.
+        replacement: True draws groups and rows with replacement, with a ``draw_log_prob`` of each
+            row. False draws different ones. ``"auto"`` draws different ones as far as there are
+            as many, and then returns the same ones again.
+
+    Raises:
+        ArgumentError: an argument has a value that is not allowed; the message names it.
+    """
+
+    temperature = Parameter("a number above 0", lambda value: value > 0)
+
+    def __init__(
+        self,
+        group: Unique,
+        *,
+        num_groups: int | None = None,
+        samples_per_group: int | None = None,
+        weight: GroupWeight = "uniform",
+        key: NestedKey = LOG_REWARD,
+        temperature: float = math.inf,
+        replacement: Replacement = "auto",
+    ) -> None:
+        if (num_groups is None) == (samples_per_group is None):
+            raise ArgumentError(
+                "either num_groups or samples_per_group must be given, got "
+                f"{num_groups!r:.80} and {samples_per_group!r:.80}"
+            )
+        if not callable(weight) and weight not in ("uniform", "size", "best"):
+            raise ArgumentError(
+                f"weight must be 'uniform', 'size', 'best' or a callable, got {weight!r:.80}"
+            )
+        if group is None:
+            raise ArgumentError("group must be a key, a list of keys or a callable, got None")
+        for name, value in (("num_groups", num_groups), ("samples_per_group", samples_per_group)):
+            setattr(self, name, None if value is None else as_count(name, value))
+        self.group, self.weight = group, weight
+        self._synced = SyncedIndex(ObjectColumns(group, "group"), Groups)
+        self._groups: Groups | None = None
+        super().__init__(key, replacement)
+        self.temperature = temperature
+
+    def _parameter_changed(self) -> None:
+        """Read the key from now on where the temperature makes rows differ."""
+        self._reads_key = self.weight not in ("uniform", "size") or self.temperature < math.inf
+        self._column = KeyColumn(self.key) if self._reads_key else EqualKeys(INDEX)
+        self._column.watch_also(self._synced.features.reads)
+
+    # Drawing.
+
+    @outside_graph
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draw the indices of a batch, and with replacement the ``draw_log_prob`` of each."""
+        n, k = self._shape(as_count("batch_size", batch_size))
+        if not len(storage):
+            raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
+        if self._rng is not None:
+            require_device_of(self._rng, _HOST, "groups")
+        distribution = self.follow(storage)
+        assert self._groups is not None
+        if not distribution.has_mass:
+            raise EmptyBufferError("no group can be drawn: each has weight zero (all -inf?)")
+        if self.replacement is True:
+            first, log_prob = distribution.draw_scored(n, self._rng)
+            slot, of_row = self._draw_rows(storage, self._groups.group[first.numpy()], k)
+            log_prob = log_prob.repeat_interleave(k) + of_row
+            return slot, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
+        n_drawn = min(n, self._n_groups)
+        first, enough = distribution.draw_distinct(n_drawn, self._rng)
+        if self.replacement is False and (n_drawn < n or not enough):
+            raise ArgumentError(f"num_groups={n} exceeds the groups, and replacement is False")
+        if not enough:
+            first = distribution.draw(n, self._rng)
+        number = self._groups.group[first.numpy()[np.arange(n) % len(first)]]
+        return self._draw_different_rows(storage, number, k), DrawInfo()
+
+    def _shape(self, batch_size: int) -> tuple[int, int]:
+        """Return the numbers of groups and of rows of each in a batch."""
+        name = "samples_per_group" if self.num_groups is None else "num_groups"
+        given: int = getattr(self, name)
+        if batch_size % given:
+            raise ArgumentError(
+                f"batch_size must be a multiple of {name}={given}, got {batch_size}"
+            )
+        other = batch_size // given
+        return (other, given) if self.num_groups is None else (given, other)
+
+    def _log_weights(
+        self, storage: Storage, number: Int64[np.ndarray, "g"]
+    ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"], Float64[np.ndarray, "m"]]:
+        """Return the slots of groups, the sizes of these, and the log-weight of each row."""
+        assert self._groups is not None
+        slot, size = self._groups.members(number)
+        # In an order that does not depend on how the index came about, for draws that resume.
+        slot = slot[np.lexsort((slot, np.repeat(np.arange(len(number)), size)))]
+        if self.temperature == math.inf:
+            return slot, size, np.zeros(len(slot))
+        weight = self._values(storage, torch.from_numpy(slot)) / self.temperature
+        np.minimum(weight, LARGEST, out=weight)
+        highest = np.maximum.reduceat(weight, size.cumsum() - size)
+        # Where all rows of a group have weight zero, each is as likely as the others.
+        weight[np.repeat(highest == -np.inf, size)] = 0.0
+        return slot, size, weight - np.repeat(np.maximum(highest, -LARGEST), size)
+
+    def _draw_rows(
+        self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
+    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
+        """Draw k rows of each group with replacement, by inverting the cumulative mass."""
+        slot, size, weight = self._log_weights(storage, number)
+        start = size.cumsum() - size
+        share = np.exp(weight)
+        mass = np.add.reduceat(share, start)
+        share /= np.repeat(mass, size)
+        # Group i has the masses from i to i + 1.
+        until = share.cumsum()
+        until -= np.repeat(until[start] - share[start] - np.arange(len(number)), size)
+        uniform = torch.rand(len(number), k, dtype=torch.float64, generator=self._rng).numpy()
+        place = until.searchsorted((uniform + np.arange(len(number))[:, None]).reshape(-1), "right")
+        last = np.repeat(start + size - 1, k)
+        place = np.minimum(place, last)  # where the masses of a group round to less than 1
+        log_prob = np.log(share[place])
+        return torch.from_numpy(slot[place]), torch.from_numpy(log_prob)
+
+    def _draw_different_rows(
+        self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
+    ) -> Int64[Tensor, "n"]:
+        """Draw k different rows of each group, by perturbed log-weights; see ``perturbed``."""
+        slot, size, weight = self._log_weights(storage, number)
+        score = weight + gumbel_like(torch.from_numpy(weight), self._rng).numpy()
+        of = np.repeat(np.arange(len(number)), size)
+        order = np.lexsort((-score, of))
+        n_positive = np.bincount(of, weight > -np.inf, len(number)).astype(np.int64)
+        if self.replacement is False and n_positive.min() < k:
+            raise ArgumentError(
+                f"samples_per_group={k} exceeds the {n_positive.min()} rows of positive weight of "
+                "a group, and replacement is False"
+            )
+        place = (size.cumsum() - size)[:, None] + np.arange(k) % n_positive[:, None]
+        return torch.from_numpy(slot[order[place.reshape(-1)]])
+
+    # Following the storage.
+
+    def _values(self, storage: Storage, slot: Int64[Tensor, "m"]) -> Float64[np.ndarray, "m"]:
+        values = self._column.values(storage)
+        some: np.ndarray = values[slot.to(values.device)].cpu().to(torch.float64).numpy()
+        if np.isnan(some).any():
+            raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
+        return some
+
+    def follow(self, storage: Storage) -> WeightedRows:
+        """Bring the weights of groups up to date with the storage, and return them."""
+        groups, stored = self._groups, len(storage)
+        rows = None if groups is None else self._column.changed(storage)
+        if groups is None or rows is None or not groups.length <= stored <= groups.capacity:
+            self._column.changed(storage)
+            columns = self._synced.read_stored(storage)
+            groups = self._groups = Groups(slots_to_allocate(storage, stored), columns)
+            groups.assign(columns)
+            number = np.arange(len(groups.size))
+        elif rows.shape[0]:
+            rows, groups.changed = rows.unique(), []
+            columns = self._synced.read(storage.get(rows))
+            groups.write(rows, groups.prepare(columns), stored)
+            number = np.unique(np.concatenate(groups.changed))
+        else:
+            assert isinstance(self._distribution, WeightedRows)
+            return self._distribution
+        return self._weigh(storage, groups, number)
+
+    def _weigh(
+        self, storage: Storage, groups: Groups, number: Int64[np.ndarray, "g"]
+    ) -> WeightedRows:
+        """Weigh groups anew."""
+        # A group is drawn by its first slot: its number depends on how the index came about.
+        distribution, n = self._distribution, len(groups.size)
+        assert distribution is None or isinstance(distribution, WeightedRows)
+        if distribution is None or distribution.capacity != groups.capacity:
+            distribution, number = weighted_rows(groups.capacity), np.arange(n)
+        if len(number) == n:  # all, perhaps of a new index
+            distribution.assign(torch.empty(0, dtype=torch.float64))
+            self._first = np.full(n, -1)
+        elif n > len(self._first):
+            self._first = np.concatenate([self._first, np.full(n, -1)])
+        before, number = self._first[number], number[groups.size[number] > 0]
+        distribution.update(*_weights(before[before >= 0], -np.inf))
+        if len(number):
+            slot, size = groups.members(number)
+            first = np.minimum.reduceat(slot, size.cumsum() - size)
+            distribution.update(*_weights(first, self._weight_of(storage, slot, size)))
+            self._first[number] = first
+        self._n_groups = int(np.count_nonzero(groups.size))
+        self._distribution = distribution
+        return distribution
+
+    def _weight_of(
+        self, storage: Storage, slot: Int64[np.ndarray, "m"], size: Int64[np.ndarray, "g"]
+    ) -> Float64[np.ndarray, "g"]:
+        """Return the log-weights of groups, given the slots and the size of each."""
+        if self.weight == "uniform":
+            return np.zeros(len(size))
+        if self.weight == "size":
+            return np.log(size)
+        values = self._values(storage, torch.from_numpy(slot))
+        best = np.maximum.reduceat(values, size.cumsum() - size)
+        if not callable(self.weight):
+            return best
+        weight = self.weight(torch.from_numpy(size), torch.from_numpy(best))
+        if not isinstance(weight, Tensor) or weight.shape != size.shape or weight.isnan().any():
+            raise ArgumentError(f"weight must return {len(size)} numbers, got {weight!r:.80}")
+        return weight.to(torch.float64).cpu().numpy()
+
+    def _log_weight(self, value: Tensor) -> Tensor:
+        return value
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it draws by, and the temperature."""
+        group = "a callable" if callable(self.group) else str(self.group)
+        return {**super().state_dict(), "group": group}
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state(state_dict)
+        if state_dict["group"] != (own := self.state_dict()["group"]):
+            raise CheckpointMismatchError(
+                f"sampler state is of group={state_dict['group']!r}, expected group={own!r}"
+            )
+
+    def _empty(self) -> None:
+        self._groups = self._distribution = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is read from the storage again."""
+        return {**super().__getstate__(), "_groups": None}
+
+
+def _weights(slot: Int64[np.ndarray, "m"], weight: Any) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(slot), torch.from_numpy(np.broadcast_to(weight, slot.shape).copy())

@@ -1,0 +1,188 @@
+"""Draws of groups: their law, their layout and what they follow."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from factories import seeded
+from statistics_of_draws import chi_square_p
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyStackStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PromptGroupSampler,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from torchrl.objectives.llm import MCAdvantage
+
+from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
+from gfn_rb.samplers import GroupSampler
+from gfn_rb.storages import RowTensorStorage
+from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
+
+PROMPT = [4, 7, 4, 4, 9, 7]
+LOG_REWARD = [0.0, 1.0, -1.0, -math.inf, 0.5, 2.0]
+
+
+def rows(prompt=PROMPT, log_reward=LOG_REWARD):
+    return TensorDict(
+        {"prompt": torch.tensor(prompt), "log_reward": torch.tensor(log_reward)}, [len(prompt)]
+    )
+
+
+def buffer(sampler, data=None, capacity=8, storage=RowTensorStorage, writer=None):
+    rb = TensorDictReplayBuffer(
+        storage=storage(capacity),
+        sampler=sampler,
+        writer=RewardPrioritizedWriter() if writer is None else writer,
+        generator=seeded(),
+    )
+    rb.extend(rows() if data is None else data)
+    return rb
+
+
+def law(weight, temperature):
+    """The probability of each stored row, in the order of PROMPT."""
+    key, prompt = torch.tensor(LOG_REWARD, dtype=torch.float64), torch.tensor(PROMPT)
+    p = torch.zeros(6, dtype=torch.float64)
+    for group in (4, 7, 9):
+        of = prompt == group
+        w = {"uniform": 1.0, "size": float(of.sum()), "best": float(key[of].max().exp())}
+        w["callable"] = w["size"] ** 2 * w["best"]
+        p[of] = (
+            w[weight] * torch.softmax(key[of] / temperature, 0).nan_to_num(0.5)
+            if (temperature < math.inf)
+            else w[weight] / of.sum()
+        )
+    return (p / p.sum()).numpy()
+
+
+@pytest.mark.parametrize("temperature", [math.inf, 0.7])
+@pytest.mark.parametrize("weight", ["uniform", "size", "best", "callable"])
+def test_draws_with_replacement_have_their_law(weight, temperature):
+    def squared(size, best):
+        return 2 * size.log() + best
+
+    given = squared if weight == "callable" else weight
+    sampler = GroupSampler(
+        "prompt", samples_per_group=1, weight=given, temperature=temperature, replacement=True
+    )
+    batch, p = buffer(sampler).sample(20_000), law(weight, temperature)
+    np.testing.assert_allclose(batch["draw_log_prob"].exp(), p[batch["index"]], rtol=1e-5)
+    assert chi_square_p(np.bincount(batch["index"], minlength=6), p) > 1e-3
+
+
+@pytest.mark.parametrize("replacement", ["auto", True])
+def test_rows_of_a_group_have_the_inner_law(replacement):
+    """Groups of two and more rows, and the first row of each draw."""
+    sampler = GroupSampler("prompt", num_groups=1, temperature=0.7, replacement=replacement)
+    rb = buffer(sampler)
+    drawn = torch.stack([rb.sample(2)["index"] for _ in range(6000)])
+    assert chi_square_p(np.bincount(drawn[:, 0], minlength=6), law("uniform", 0.7)) > 1e-3
+    if replacement == "auto":
+        is_alone = torch.tensor(PROMPT)[drawn[:, 0]] == 9
+        assert bool(((drawn[:, 0] == drawn[:, 1]) == is_alone).all())
+
+
+def test_batches_have_the_layout_of_prompt_group_sampler():
+    data = rows([i // 4 for i in range(40)], torch.randn(40, generator=seeded()).tolist())
+    for shape in ({"num_groups": 3}, {"samples_per_group": 4}):
+        ours = GroupSampler("prompt", **shape)
+        for sampler in (ours, PromptGroupSampler(group_key="prompt", **shape)):
+            rb = ReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=12)
+            rb.extend(data)
+            prompt = rb.sample()["prompt"].reshape(3, 4)
+            assert bool((prompt == prompt[:, :1]).all())
+            assert len(set(prompt[:, 0].tolist())) == 3
+    assert len(set(buffer(ours, data, 40).sample(12)["index"].tolist())) == 12
+
+
+def test_mc_advantage_takes_the_groups():
+    rb = buffer(GroupSampler("prompt", samples_per_group=2), rows([1, 1, 2, 2], [0.0, 1, 2, 4]))
+    batch = rb.sample(4)
+    advantage = MCAdvantage(2, "prompt", "reward", trajectory_return="sum", done_key="done")
+    for prompt, log_reward in zip(batch["prompt"], batch["log_reward"], strict=True):
+        step = TensorDict(
+            prompt=prompt.reshape(1),
+            reward=log_reward.reshape(1, 1),
+            done=torch.ones(1, 1, dtype=torch.bool),
+            batch_size=[1],
+        )
+        out = advantage.inv(step)
+    torch.testing.assert_close(out["advantage"].abs(), torch.full((2, 1), 0.5**0.5))
+
+
+def test_what_is_missing_is_returned_again():
+    rb = buffer(GroupSampler("prompt", num_groups=4, temperature=1.0))
+    batch = rb.sample(12)
+    prompt = batch["prompt"].reshape(4, 3)
+    assert bool((prompt == prompt[:, :1]).all())
+    assert set(prompt[:3, 0].tolist()) == {4, 7, 9}
+    assert prompt[3, 0] == prompt[0, 0]
+    for group, index in zip(prompt[:, 0], batch["index"].reshape(4, 3), strict=True):
+        assert len(set(index.tolist())) == {4: 2, 7: 2, 9: 1}[int(group)]  # row 3 has weight zero
+
+
+@pytest.mark.parametrize(
+    "storage", [RowTensorStorage, LazyTensorStorage, ListStorage, LazyStackStorage]
+)
+@pytest.mark.parametrize("weight", ["size", "best"])
+def test_draws_see_what_is_stored_now(storage, weight):
+    writer = FIFOWriter(group="prompt", per_group=2)
+    sampler = GroupSampler("prompt", samples_per_group=1, weight=weight, replacement=True)
+    rb = buffer(sampler, rows([1], [0.0]), 5, storage, writer)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        prompt, key = rng.integers(0, 4, 3), rng.normal(size=3).astype(np.float32)
+        rb.extend(rows(prompt.tolist(), key.tolist()))
+        batch = rb.sample(50)
+        stored = [rb.storage.get(i) for i in range(len(rb))]
+        held = torch.tensor([int(row["prompt"]) for row in stored])
+        keys = torch.tensor([float(row["log_reward"]) for row in stored], dtype=torch.float64)
+        w = {
+            int(g): (held == g).sum() if weight == "size" else keys[held == g].max().exp()
+            for g in held
+        }
+        total = float(sum(w.values()))
+        p = torch.tensor([float(w[int(g)]) / total / int((held == g).sum()) for g in held])
+        np.testing.assert_allclose(batch["draw_log_prob"].exp(), p[batch["index"]], rtol=1e-5)
+
+
+def test_a_restored_buffer_continues_like_one_never_interrupted():
+    def make(data=None):
+        writer = RewardPrioritizedWriter(group="prompt", per_group=3, evict="oldest_group")
+        return buffer(GroupSampler("prompt", num_groups=2, temperature=0.5), data, 8, writer=writer)
+
+    one, batches = make(), [rows([i % 5, i % 3], [float(i % 7), 0.0]) for i in range(30)]
+    for batch in batches[:10]:
+        one.extend(batch)
+        one.sample(4)
+    other = make()
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for batch in batches[10:]:
+        drawn = []
+        for rb in (one, other):
+            rb.extend(batch)
+            drawn.append(rb.sample(4)["index"].tolist())
+        assert drawn[0] == drawn[1]
+
+
+def test_wrong_draws_are_refused():
+    with pytest.raises(ArgumentError, match="batch_size must be a multiple of num_groups=3, got 4"):
+        buffer(GroupSampler("prompt", num_groups=3)).sample(4)
+    with pytest.raises(ArgumentError, match="num_groups=4 exceeds"):
+        buffer(GroupSampler("prompt", num_groups=4, replacement=False)).sample(4)
+    with pytest.raises(ArgumentError, match="samples_per_group=2 exceeds"):
+        buffer(GroupSampler("prompt", num_groups=3, replacement=False)).sample(6)
+    empty = buffer(GroupSampler("prompt", num_groups=1))
+    empty.empty()
+    with pytest.raises(EmptyBufferError):
+        empty.sample(1)
+    sampler = GroupSampler("prompt", num_groups=1, weight="best")
+    unscored = buffer(sampler, rows([1], [math.nan]), writer=FIFOWriter())
+    with pytest.raises(NaNError):
+        unscored.sample(1)
