@@ -1,10 +1,12 @@
 """What replay does for a language model: ``python -m benchmarks.language_model``.
 
     --seeds N      seeds 0 to N-1
-    --tokens N     tokens that each run generates
+    --tokens N     tokens at which the arms are compared
     --out FOLDER   where language_model.json and language_model.png go
 
-Both arms of ``examples/language_model.py`` start from one reference and generate as many tokens.
+Both arms of ``examples/language_model.py`` start from one reference. The arm on-policy goes on to
+three times as many tokens, about as long as the other. Runs that the file holds are not repeated.
+
 Seconds are CPU time of the process that trains. They are the seconds of a clock if each process has
 a core, because searchers wait for the trainer.
 """
@@ -15,7 +17,7 @@ import argparse
 import json
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, stdev
@@ -31,11 +33,11 @@ from benchmarks.timing import environment
 from examples import language_model as example
 
 COLORS = {"on-policy": "#767676", "replay": "#0072B2"}
-ARMS: dict[str, Callable[[example.Trainer], dict[str, float]]] = {
+ARMS: dict[str, Callable[[example.Trainer], dict[str, float] | None]] = {
     "on-policy": example.on_policy,
     "replay": example.replay_in_processes,
 }
-OPTIONS: dict[str, dict[str, Any]] = {"on-policy": {}, "replay": {}}
+TOKENS = {"on-policy": 3, "replay": 1}  # that an arm generates, in those of the comparison
 N_POINTS = 25  # of a curve
 Run = dict[str, Any]
 
@@ -46,18 +48,16 @@ def cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def run(arm: str, reference: example.LanguageModel, seed: int, tokens: int) -> Run:
+def run(arm: str, reference: example.LanguageModel, options: example.Options) -> Run:
     """Return the curve of one arm for one seed, a mean of rewards between two points."""
-    options = example.Options(tokens=tokens, seed=seed, **OPTIONS[arm])
     trainer, before = example.Trainer(reference, options), cpu_seconds()
     statistics = ARMS[arm](trainer)
     curve = []
-    for part in np.array_split(np.arange(len(trainer.record)), N_POINTS):
+    for part in np.array_split(np.arange(len(trainer.record)), N_POINTS * TOKENS[arm]):
         rows = [trainer.record[i] for i in part]
         curve.append({**rows[-1], "reward": mean(row["reward"] for row in rows)})
     return {
         "arm": arm,
-        "seed": seed,
         "options": asdict(options),
         "updates": len(trainer.losses),
         "cpu_seconds": cpu_seconds() - before,
@@ -87,29 +87,34 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
             axes.grid(color="0.9")
             axes.spines[["top", "right"]].set_visible(False)
-    n_seeds = len({each["seed"] for each in runs})
+    n_seeds = len({each["options"]["seed"] for each in runs})
     picture.axes[0].legend(frameon=False, title=f"mean and range of {n_seeds} seeds")
     FigureCanvasAgg(picture).print_png(str(path))
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Return a table of the last points, mean and standard deviation over seeds."""
-    lines = [
-        "| | solved at the end | different solutions | updates | CPU s, trainer | CPU s, all |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    """Return a table of the arms at a number of tokens and at their ends, mean ± deviation."""
+    names = ("solved", "different solutions", "updates", "CPU s of the trainer", "CPU s of all")
+    lines = [f"| | tokens | {' | '.join(names)} |", "| --- " * 7 + "|"]
     for arm in ARMS:
         own = [each for each in runs if each["arm"] == arm]
-        figures: Mapping[str, list[float]] = {
-            "{:.3f} ± {:.3f}": [each["curve"][-1]["reward"] for each in own],
-            "{:,.0f} ± {:,.0f}": [each["curve"][-1]["solutions"] for each in own],
-            "{:,.0f}": [each["updates"] for each in own],
-            "{:.0f}": [each["curve"][-1]["seconds"] for each in own],
-            "{:.0f} ": [each["cpu_seconds"] for each in own],
-        }
-        cells = [form.format(mean(v), stdev(v) if len(v) > 1 else 0) for form, v in figures.items()]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
+        for end in sorted({1.0 / TOKENS[arm], 1.0}):
+            points = [each["curve"][round(end * len(each["curve"])) - 1] for each in own]
+            cells = [
+                _cell("{:,.0f}", [point["tokens"] for point in points]),
+                _cell("{:.3f}", [point["reward"] for point in points]),
+                _cell("{:,.0f}", [point["solutions"] for point in points]),
+                f"{mean(end * each['updates'] for each in own):,.0f}",
+                f"{mean(point['seconds'] for point in points):.1f}",
+                f"{mean(end * each['cpu_seconds'] for each in own):.1f}",
+            ]
+            lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cell(form: str, values: Sequence[float]) -> str:
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return f"{form.format(mean(values))} ± {form.format(spread)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -122,17 +127,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    start = cpu_seconds()
-    reference = example.pretrain(example.PRETRAIN_STEPS)
-    facts = {"pretrain_cpu_seconds": cpu_seconds() - start, **environment()}
-    runs: list[Run] = []
+    file, facts = given.out / "language_model.json", environment()
+    held: list[Run] = json.loads(file.read_text())["runs"] if file.exists() else []
+    reference, runs = example.pretrain(example.PRETRAIN_STEPS), list[Run]()
     for seed in range(given.seeds):
-        for arm in ARMS:
-            runs.append(run(arm, reference, seed, given.tokens))
-            last = runs[-1]["curve"][-1]
-            print(f"seed {seed}, {arm}: {last}", flush=True)
-            content = json.dumps({"environment": facts, "runs": runs}, indent=1)
-            (given.out / "language_model.json").write_text(content + "\n")
+        for arm, factor in TOKENS.items():
+            options = example.Options(tokens=factor * given.tokens, seed=seed)
+            asked = {"arm": arm, "options": json.loads(json.dumps(asdict(options)))}
+            known = [each for each in held if asked.items() <= each.items()]
+            runs.append(known[0] if known else run(arm, reference, options))
+            print(f"seed {seed}, {arm}: {runs[-1]['curve'][-1]}", flush=True)
+            file.write_text(json.dumps({"environment": facts, "runs": runs}) + "\n")
     draw(given.out / "language_model.png", runs)
     print(table(runs))
 

@@ -376,7 +376,7 @@ def replay_in_processes(trainer: Trainer) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file, size = f"{folder}/store", 1 + options.n_searchers
         processes = [
-            context.Process(target=work_by_gloo, args=(file, 1 + i, options))
+            context.Process(target=work_by_gloo, args=(file, 1 + i, options), daemon=True)
             for i in range(options.n_searchers)
         ]
         for process in processes:
