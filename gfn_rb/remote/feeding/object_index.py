@@ -20,6 +20,7 @@ from gfn_rb.containers.objects import ObjectKeys, object_keys
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.shapes import Float, Int64
+from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, length_of
 from gfn_rb.writers.rows import select_rows
 
@@ -36,10 +37,11 @@ class ObjectIndex:
     """
 
     def __init__(self, rb: ReplayBuffer, n_ranks: int = 0) -> None:
-        if not isinstance(rb.storage, TensorStorage) or rb.storage.ndim != 1:
+        is_plain = isinstance(rb.storage, TensorStorage) and rb.storage.ndim == 1
+        if not is_plain or isinstance(rb.storage, EncodedStorage):
             raise ArgumentError(
-                "buffer cannot be followed: its storage must be a TensorStorage with ndim=1, got "
-                f"{type(rb.storage).__name__} with ndim={rb.storage.ndim}"
+                "buffer cannot be followed: its storage must be a TensorStorage with ndim=1 and "
+                f"rows of one shape, got {type(rb.storage).__name__} with ndim={rb.storage.ndim}"
             )
         self.storage: Storage = rb.storage
         n = rb.storage.max_size
