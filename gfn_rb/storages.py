@@ -165,6 +165,10 @@ class EncodedStorage(RowTensorStorage):
         """Write rows that :meth:`padded` returned."""
 
     @abstractmethod
+    def padded_rows(self, index: Any) -> TensorDictBase:
+        """Return rows as :meth:`padded` returns them."""
+
+    @abstractmethod
     def blocks(self) -> Iterator[TensorDictBase]:
         """Yield all rows in use as :meth:`padded` returns them, some at a time."""
 

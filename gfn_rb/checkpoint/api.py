@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
@@ -31,6 +31,8 @@ from gfn_rb.sharing import SlotJournal, journal_of
 
 CHECKPOINT_NAME = "buffer.gfnrb"  # in a folder of AtomicCheckpoint
 
+_CPU = torch.device("cpu")
+
 # The values of a file; save_state writes the last one alone.
 ROWS, BUFFERS, JOURNAL, VALUES = "rows", "buffers", "journal", "values"
 
@@ -47,9 +49,9 @@ def save_checkpoint(
 
     Args:
         path: file to create or replace.
-        rb: buffer with a ``LazyTensorStorage``, ``LazyMemmapStorage`` or ``TensorStorage``, and
-            with a writer and sampler that have a ``state_dict``; or a ``ReplayBufferEnsemble`` of
-            such buffers.
+        rb: buffer with a ``TensorStorage`` or ``ListStorage`` or one derived from these, and with a
+            writer and sampler that have a ``state_dict``; or a ``ReplayBufferEnsemble`` of such
+            buffers. Rows in a list may differ in shape and hold strings and bytes.
         secret: :class:`~gfn_rb.checkpoint.Secret` that a load then requires. None: the checksums
             detect accidents alone.
         **extra: further values by name. Allowed are tensors, TensorDicts, NumPy arrays, numbers,
@@ -115,8 +117,8 @@ def load_checkpoint(
     if BUFFERS not in file.nodes:
         raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
     file.verify()
-    extra = _values_of(file, file.load)
-    restore(rb, lambda device: file.load(BUFFERS, device), file.views(ROWS))
+    extra = _values_of(file, _CPU)
+    restore(rb, lambda device: file.value(BUFFERS, device), file.value(ROWS, None))
     return extra
 
 
@@ -160,7 +162,7 @@ def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> di
     """
     file = ValueFile(resolved(path), secret)
     file.verify()
-    return _values_of(file, file.load)
+    return _values_of(file, _CPU)
 
 
 def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
@@ -186,8 +188,7 @@ def inspect_checkpoint(
 ) -> dict[str, Any]:
     """Summarise a file of :func:`save_checkpoint` or :func:`save_state`.
 
-    The function reads and verifies the header alone, so its time does not depend on the file's
-    size.
+    The function verifies the header alone and does not read tensors, except of rows in a list.
 
     Args:
         path: the file.
@@ -201,7 +202,8 @@ def inspect_checkpoint(
         - ``values``: names of the further values, or of the state,
         - ``buffers``: one dict for each buffer; members of an ensemble come before it,
         - in each of them its classes, ``capacity``, ``length``, ``batch_size``,
-        - its ``prefetched`` batches, and ``rows``: dtype and shape per row of each key.
+        - its ``prefetched`` batches, and ``rows``: dtype and shape per row of each key. Of rows in
+          a list, those of the first row; the dtype of a string is ``str``.
 
     Raises:
         CheckpointError: the file does not exist or cannot be read.
@@ -213,13 +215,17 @@ def inspect_checkpoint(
     file = ValueFile(resolved(path), secret)
     of_buffers = BUFFERS in file.nodes
     with file.named_errors():
-        pairs = zip(file.outline(BUFFERS), file.outline(ROWS), strict=True) if of_buffers else ()
+        pairs = (
+            zip(file.value(BUFFERS, None), file.value(ROWS, None), strict=True)
+            if of_buffers
+            else ()
+        )
         return {
             "version": VERSION,
             "nbytes": file.prefix.nbytes,
             "n_tensors": len(file.layout.sizes),
             "tensor_nbytes": sum(file.layout.sizes),
-            "values": list(_values_of(file, file.outline)),
+            "values": list(_values_of(file)),
             "buffers": [_buffer(state, rows) for state, rows in pairs],
         }
 
@@ -273,9 +279,9 @@ class AtomicCheckpoint:
 
 
 def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
-    """Return the further values of a checkpoint, or the state, with tensors without content."""
+    """Return the further values of a checkpoint, or the state, with tensors that nobody checked."""
     file = ValueFile(resolved(path), secret)
-    return _values_of(file, file.outline)
+    return _values_of(file)
 
 
 def _save_parts(
@@ -287,8 +293,11 @@ def _save_parts(
 ) -> None:
     """Write a file of parts and of values, which errors call ``name``."""
     target, encoder = resolved(path), Encoder()
-    nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
-    nodes[VALUES] = encoder.encode(values, name)
+    try:
+        nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
+        nodes[VALUES] = encoder.encode(values, name)
+    except ValueError as error:
+        raise CheckpointError(f"cannot save {error}") from None
     try:
         with published(target, lambda written: check_written(written, secret)) as stream:
             write_file(stream, nodes, encoder.tensors, secret)
@@ -306,9 +315,9 @@ def resolved(path: Any) -> Path:
         raise CheckpointError(f"path {path} leads nowhere: {one_line(error)}") from None
 
 
-def _values_of(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the further values of a checkpoint, or the state, by a method of the file."""
-    values = read(VALUES)
+def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the further values of a checkpoint, or the state; with None tensors are views."""
+    values = file.value(VALUES, device)
     if not isinstance(values, dict):
         raise CheckpointCorruptError(f"{file.path} holds {type(values).__name__}, expected a dict")
     for name in values:
@@ -319,7 +328,6 @@ def _values_of(file: ValueFile, read: Callable[[str], Any]) -> dict[str, Any]:
 
 def _buffer(state: dict[str, Any], rows: Any) -> dict[str, Any]:
     storage = state["storage"] or {}
-    layout = {} if rows is None else row_layout(rows)
     return {
         "class": state["class"],
         "storage": storage.get("class"),
@@ -330,7 +338,7 @@ def _buffer(state: dict[str, Any], rows: Any) -> dict[str, Any]:
         "batch_size": state["batch_size"],
         "prefetched": len(state["queue"]),
         "rows": {
-            key: {"dtype": dtype_name(dtype), "shape": [*shape]}
-            for key, (dtype, shape) in layout.items()
+            key: {"dtype": getattr(dtype, "__name__", dtype_name(dtype)), "shape": [*shape]}
+            for key, (dtype, shape) in row_layout(rows).items()
         },
     }

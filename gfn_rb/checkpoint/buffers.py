@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
-from torchrl.data.replay_buffers.storages import TensorStorage
+from torchrl.data.replay_buffers.storages import ListStorage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint import parts
@@ -103,10 +103,10 @@ def _with_members(rb: Any) -> list[ReplayBuffer]:
             "than storage, sampler, writer and transform"
         )
     members = _members(rb)
-    if not members and not isinstance(rb.storage, TensorStorage):
+    if not members and not isinstance(rb.storage, (TensorStorage, ListStorage)):
         raise CheckpointError(
-            f"cannot save a {type(rb.storage).__qualname__}: expected a LazyTensorStorage, "
-            "LazyMemmapStorage or TensorStorage"
+            f"cannot save a {type(rb.storage).__qualname__}: expected a TensorStorage or a "
+            "ListStorage"
         )
     return [*(each for member in members for each in _with_members(member)), rb]
 

@@ -13,17 +13,17 @@ counters of the buffer. Applying it is exact, needs no environment or distance, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.data.replay_buffers.storages import TensorStorage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.api import JOURNAL, load_checkpoint, load_state, resolved
@@ -43,11 +43,10 @@ from gfn_rb.errors import (
 from gfn_rb.shapes import Int64
 from gfn_rb.sharing import SlotState
 from gfn_rb.storages import EncodedStorage
-from gfn_rb.writers.rows import select_rows
+from gfn_rb.writers.rows import select_rows, write_rows
 
 _log = logging.getLogger(__name__)
 
-_SPARSE = 16  # slots for each that changed, from which on sorting is quicker than marking
 _SLOT, _ROW, _BESIDE = "slot", "row", "beside"
 
 
@@ -89,11 +88,7 @@ def _distinct(slots: list[Tensor], capacity: int) -> Tensor:
     if not slots:
         return torch.empty(0, dtype=torch.int64)
     slot = torch.cat([each.to("cpu", torch.int64) for each in slots])
-    slot = slot[(slot >= 0) & (slot < capacity)]
-    n_slots = int(slot.max()) + 1 if len(slot) else 0
-    if n_slots > _SPARSE * len(slot):
-        return slot.unique()
-    return torch.zeros(n_slots, dtype=torch.bool).index_fill_(0, slot, True).nonzero()[:, 0]
+    return slot[(slot >= 0) & (slot < capacity)].unique()
 
 
 def slot_states(rb: Any) -> list[SlotState]:
@@ -102,10 +97,10 @@ def slot_states(rb: Any) -> list[SlotState]:
         kind = "one that is shared" if isinstance(rb, ReplayBuffer) else type(rb).__qualname__
         raise ArgumentError(f"journal needs a replay buffer of one process, got {kind}")
     storage, writer, sampler = rb.storage, rb.writer, rb.sampler
-    has_columns = isinstance(storage, TensorStorage) and not isinstance(storage, EncodedStorage)
-    if not has_columns or storage.ndim != 1:
+    if not isinstance(storage, (TensorStorage, ListStorage)) or storage.ndim != 1:
         raise ArgumentError(
-            f"journal needs a TensorStorage of one dimension, got a {type(storage).__name__}"
+            "journal needs a TensorStorage of one dimension or a ListStorage, got a "
+            f"{type(storage).__name__}"
         )
     if not isinstance(writer, SlotState):
         raise ArgumentError(
@@ -137,11 +132,19 @@ def changed_rows(
         named = {str(i): each for i, each in enumerate(beside)}
         held[_BESIDE] = compat.new_tensordict(named, slot.shape)
     if with_rows:
-        stored = compat.all_slots(rb.storage)
-        if type(stored) is not TensorDict:
-            raise ArgumentError(f"journal needs rows in a TensorDict, got {type(stored).__name__}")
-        held[_ROW] = select_rows(stored, slot)
+        held[_ROW] = _stored(rb.storage, slot)
     return compat.new_tensordict(held, slot.shape)
+
+
+def _stored(storage: Storage, slot: Int64[Tensor, "m"]) -> TensorDictBase:
+    if isinstance(storage, EncodedStorage):
+        return storage.padded_rows(slot)
+    is_list = isinstance(storage, ListStorage)
+    rows = storage.get(slot.tolist()) if is_list else compat.all_slots(storage)
+    for row in rows if type(rows) is list else [rows]:
+        if not isinstance(row, TensorDictBase):
+            raise ArgumentError(f"journal needs rows in TensorDicts, got a {type(row).__name__}")
+    return select_rows(rows, slot) if not is_list else lazy_stack([*rows])
 
 
 def check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str, Any]) -> None:
@@ -173,13 +176,16 @@ def apply_record(
     if rows is not None:
         slot, content = rows.get(_SLOT), rows.get(_ROW, None)
         if content is not None:
-            if not storage.initialized:
-                compat.allocate(storage, content[0])
-            _assign(dict(compat.all_slots(storage).items(True, True)), content, slot)
-            compat.bump_mutation_revision(storage)
+            if not isinstance(storage, (EncodedStorage, ListStorage)):
+                if not storage.initialized:
+                    compat.allocate(storage, content[0])
+                _require_equal(content.keys(True, True), compat.all_slots(storage).keys(True, True))
+            write_rows(storage, slot, content, torch.arange(len(slot)), counts["length"])
             compat.mark_update(storage, slot)
-        named = {str(i): each for i, each in enumerate(_beside(rb, parts))}
-        _assign(named, rows.get(_BESIDE, TensorDict()), slot)
+        targets, came = _beside(rb, parts), dict(rows.get(_BESIDE, TensorDict()).items())
+        _require_equal(came, [*map(str, range(len(targets)))])
+        for target, value in zip(targets, came.values(), strict=True):
+            target.index_copy_(0, slot.to(target.device), value.to(target.device))
     compat.set_length(storage, counts["length"])
     compat.set_last_cursor(storage, counts["cursor"])
     buffers = dict(rb.transform.named_buffers())
@@ -189,14 +195,9 @@ def apply_record(
         part.roll_back(counters)
 
 
-def _assign(targets: Mapping[Any, Tensor], rows: TensorDictBase, slot: Tensor) -> None:
-    came = dict(rows.items(True, True))
-    if came.keys() != targets.keys():
-        raise ValueError(f"a record holds {[*came]}, expected {[*targets]}")
-    for name, value in came.items():
-        # A memory-mapped tensor dispatches every operation through Python; its plain view not.
-        target = targets[name].as_subclass(Tensor)
-        target.index_copy_(0, slot.to(target.device), value.to(target.device))
+def _require_equal(came: Iterable[Any], expected: Iterable[Any]) -> None:
+    if {*came} != {*expected}:
+        raise ValueError(f"a record holds {[*came]}, expected {[*expected]}")
 
 
 def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
@@ -298,7 +299,7 @@ def recover(
 def _position(checkpoint: Path, log: JournalLog) -> int:
     """Return the number of the last record that a checkpoint contains."""
     file = ValueFile(checkpoint, log.secret)
-    position = file.outline(JOURNAL) if JOURNAL in file.nodes else None
+    position = file.value(JOURNAL, None) if JOURNAL in file.nodes else None
     if not isinstance(position, dict) or position.get("journal") != log.name:
         raise CheckpointMismatchError(
             f"the journal {log.path} is of another buffer than the checkpoint {checkpoint}: "

@@ -26,6 +26,7 @@ from gfn_rb.checkpoint.log import JournalLog
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.sharing import journal_of, keep_journal
+from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import mutation_revision
 
 Sync = Literal["always", "interval", "never"]
@@ -54,8 +55,8 @@ class Journal:
     are those of the checkpoint.
 
     Args:
-        rb: buffer of one process, with a one-dimensional ``TensorStorage`` and a writer of gfn_rb.
-            ``rb.journal`` is set to this journal.
+        rb: buffer of one process, with a one-dimensional ``TensorStorage`` or a ``ListStorage`` of
+            TensorDicts, and a writer of gfn_rb. ``rb.journal`` is set to this journal.
         path: the file. The checkpoint has the same name with ``.gfnrb`` appended.
         sync: when changes are on disk.
             "always": when the call that made them returns.
@@ -244,8 +245,9 @@ class Journal:
 
     def record_all(self) -> None:
         """Record that all rows have been replaced."""
+        storage = self._rb.storage
         self.record_empty()
-        self.record(torch.arange(self._rb.storage.max_size))
+        self.record(torch.arange(slots_to_allocate(storage, len(storage))))
 
     def _record_writes_in_place(self) -> None:
         """Record all rows if some were changed past the writer."""

@@ -47,7 +47,7 @@ from gfn_rb.errors import (
 from gfn_rb.shapes import Shaped
 from gfn_rb.sharing import write_at
 
-FORMAT = 3
+FORMAT = 4
 HEADER, RECORD = 1, 2  # kinds of frames
 
 _MARK = struct.Struct("<Q8s")

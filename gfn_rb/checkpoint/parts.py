@@ -11,18 +11,20 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import ListStorage, Storage
 from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.codec.primitives import one_line
+from gfn_rb.codec.values import Rows
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.storages import EncodedStorage
+from gfn_rb.writers.rows import tensors_of
 
 Path = tuple[Any, ...]
 
@@ -69,7 +71,7 @@ _STORAGE: Rules = {
 _PART: Rules = {"class": TEXT, "state": (object,), "remaining": COUNT + NONE}
 
 
-def storage_state(storage: TensorStorage) -> dict[str, Any]:
+def storage_state(storage: Storage) -> dict[str, Any]:
     """Return the state of a storage without its rows."""
     return {
         "class": type(storage).__qualname__,
@@ -80,22 +82,31 @@ def storage_state(storage: TensorStorage) -> dict[str, Any]:
     }
 
 
-def stored_rows(storage: TensorStorage) -> Any:
+def stored_rows(storage: Storage) -> Any:
     """Return the rows in use, as a view on the storage; None before the first was written."""
+    if isinstance(storage, ListStorage):
+        return Rows(storage.get(i) for i in range(len(storage)))
     if not storage.initialized:
         return None
     if isinstance(storage, EncodedStorage):
         return storage.content()
-    return _indexed(compat.all_slots(storage), slice(compat.outer_length(storage)))
+    rows = _indexed(compat.all_slots(storage), slice(compat.outer_length(storage)))
+    if isinstance(rows, TensorDictBase) and tensors_of(rows) is None:
+        raise CheckpointError(
+            f"cannot save rows: a {type(storage).__name__} holds text or other objects, expected "
+            "tensors: a LazyStackStorage or a ListStorage with text can be saved"
+        )
+    return rows
 
 
-def try_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
+def try_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Raise unless a state and rows fit a storage."""
     require("state of the storage", state, _STORAGE)
     expect("number of storage dimensions", state["ndim"], storage.ndim)
-    if isinstance(storage, EncodedStorage):
+    if isinstance(storage, (EncodedStorage, ListStorage)):
         expect("capacity", state["capacity"], storage.max_size)
-        expect("number of rows", state["length"], storage.check_content(rows or {}))
+        n = len(rows) if isinstance(storage, ListStorage) else storage.check_content(rows or {})
+        expect("number of rows", n, state["length"])
         return
     _check_rows(state, rows)
     expect("capacity", state["capacity"], _capacity(storage, rows))
@@ -123,9 +134,10 @@ def _check_rows(state: dict[str, Any], rows: Any) -> None:
         raise CheckpointCorruptError(f"the storage was written to at slot {cursor}")
 
 
-def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
+def prepare(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Allocate a storage that has not seen a row yet."""
-    if storage.initialized or not state["length"] or isinstance(storage, EncodedStorage):
+    is_lazy = not isinstance(storage, (EncodedStorage, ListStorage)) and not storage.initialized
+    if not is_lazy or not state["length"]:
         return
     try:
         compat.allocate(storage, _indexed(rows, 0))
@@ -133,10 +145,13 @@ def prepare(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
         raise CheckpointError(f"the storage cannot be allocated: {one_line(error)}") from error
 
 
-def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> None:
+def restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Replace the content of a storage that has been prepared."""
     if isinstance(storage, EncodedStorage):
         storage.restore(rows or {})
+    elif isinstance(storage, ListStorage):
+        compat.set_length(storage, 0)
+        storage.set(range(len(rows)), [_copied(row) for row in rows])
     elif state["length"]:
         targets = _leaves(compat.all_slots(storage))
         for path, rows_of_key in _leaves(rows).items():
@@ -148,9 +163,15 @@ def restore_rows(storage: TensorStorage, state: dict[str, Any], rows: Any) -> No
     compat.bump_mutation_revision(storage)
 
 
-def _leaves(rows: Any, path: Path = ()) -> dict[Path, Tensor]:
-    """Return the tensors of TensorDicts, dicts, lists and tuples of them, by their path."""
-    if isinstance(rows, Tensor):
+def _copied(row: Any) -> Any:
+    if isinstance(row, (Tensor, TensorDictBase)):
+        return row.clone()
+    return compat.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, row)
+
+
+def _leaves(rows: Any, path: Path = ()) -> dict[Path, Any]:
+    """Return tensors and objects in TensorDicts, dicts, lists and tuples, by their path."""
+    if isinstance(rows, (Tensor, NonTensorData, NonTensorStack)):
         return {path: rows}
     if not isinstance(rows, (TensorDictBase, dict, list, tuple)):
         raise CheckpointCorruptError(f"rows are a {type(rows).__name__}, expected tensors")
@@ -164,15 +185,21 @@ def _indexed(rows: Any, index: int | slice) -> Any:
     return compat.map_leaves(lambda leaf: leaf[index], rows)
 
 
-def row_layout(rows: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Return the dtype and per-row shape of each tensor that rows consist of."""
+def row_layout(rows: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Return the dtype, or type of objects, and per-row shape of what rows consist of."""
+    is_list = isinstance(rows, list) and (not rows or isinstance(rows[0], TensorDictBase))
+    if rows is None or (is_list and not rows):
+        return {}
     return {
-        "/".join(map(str, path)): (leaf.dtype, tuple(leaf.shape[1:]))
-        for path, leaf in _leaves(rows).items()
+        "/".join(map(str, path)): (
+            leaf.dtype if isinstance(leaf, Tensor) else type(getattr(leaf, "data", None)),
+            tuple(leaf.shape if is_list else leaf.shape[1:]),
+        )
+        for path, leaf in _leaves(rows[0] if is_list else rows).items()
     }
 
 
-def _capacity(storage: TensorStorage, rows: Any) -> int:
+def _capacity(storage: Storage, rows: Any) -> int:
     """Return the capacity of a storage once it is allocated: of several dimensions, whole rows."""
     if storage.ndim == 1 or storage.initialized or rows is None:
         return int(storage.max_size)

@@ -3,28 +3,49 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from gfn_rb.codec.primitives import BLOCK, SUM_NBYTES, aligned, dtype_name, sums_of, to_text
+from gfn_rb.codec.primitives import (
+    BLOCK,
+    DTYPES,
+    SUM_NBYTES,
+    aligned,
+    dtype_name,
+    from_text,
+    sums_of,
+    to_text,
+)
 from gfn_rb.codec.secret import RunningHash, Secret, require_equal
 from gfn_rb.errors import SecretError, WireCorruptError, WireVersionError
 from gfn_rb.numerics.flat import plain_bytes
+from gfn_rb.shapes import Shaped
 
 MAGIC = b"gfn_rb\r\n"
-VERSION = 3
+VERSION = 4
 FRAME, FILE = b"rows", b"file"  # in capital letters what is summed with a secret
 SMALL_NBYTES = 1 << 14  # from which on a tensor is part of the body
 
-_PREFIX = struct.Struct("<8sHH4sQQQQQQ")
+_PREFIX = struct.Struct("<8sHH4sQQQQQ8x")
 _WORD = struct.Struct("<Q")
 _SEED_AT, _SUM_AT, _SUMMED_FROM = 8, 16, 24
 PREFIX_NBYTES = _PREFIX.size
+
+_MOST = 1 << 62  # elements of a tensor, sizes of 0 left out, whose strides torch can count
+
+_NUMPY = {
+    dtype: np.dtype(name)
+    for name, dtype in DTYPES.items()
+    if re.fullmatch(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)", name)
+}
 
 Place = tuple[int, int, int]  # the number of a tensor, and where it begins and ends
 
@@ -32,44 +53,27 @@ Place = tuple[int, int, int]  # the number of a tensor, and where it begins and 
 class TensorInfo(NamedTuple):
     """Description of one tensor."""
 
-    label: Any  # in a frame the key of the tensor, in a file the type of the device it was on
+    device: str  # its type
     dtype: torch.dtype
-    shape: tuple[int, ...]  # in a frame of one row
-
-
-def structure_of(fields: Sequence[TensorInfo]) -> bytes:
-    """Return the description of tensors as text."""
-    return to_text([(label, dtype_name(dtype), shape) for label, dtype, shape in fields])
-
-
-def field_of(label: Any, dtype: Any, shape: Any, dtypes: dict[str, torch.dtype]) -> TensorInfo:
-    """Return an entry of a structure, once its dtype and shape are known to be sound."""
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"a shape is {shape!r:.80}, expected sizes")
-    return TensorInfo(label, dtypes[dtype], tuple(shape))
+    shape: tuple[int, ...]
 
 
 class Layout:
-    """Positions of tensors in a file, or in a frame, where each tensor has a number of rows.
+    """Positions of tensors in a file or frame.
 
     Those below 16 KiB are part of the head, each at a multiple of 64 bytes. The others make the
     body, without gaps; wide dtypes are first, so that each tensor is aligned to its dtype.
     """
 
-    def __init__(self, fields: tuple[TensorInfo, ...], n_rows: int | None = None) -> None:
-        rows = () if n_rows is None else (n_rows,)
-        self.fields, self.n_rows = fields, n_rows or 0
-        self.shapes = [(*rows, *field.shape) for field in fields]
-        self.sizes = [
-            math.prod(shape) * field.dtype.itemsize
-            for shape, field in zip(self.shapes, fields, strict=True)
-        ]
+    def __init__(self, fields: tuple[TensorInfo, ...]) -> None:
+        self.fields = fields
+        self.sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in fields]
         small = [i for i, size in enumerate(self.sizes) if size < SMALL_NBYTES]
         large = [i for i, size in enumerate(self.sizes) if size >= SMALL_NBYTES]
         large.sort(key=lambda i: -fields[i].dtype.itemsize)
         # From the first multiple of 64 after the texts.
         self.small, end = self._placed(small, aligned)
-        self._small_nbytes = aligned(end)
+        self.small_nbytes = aligned(end)
         # From the end of the head.
         self.large, self.body_nbytes = self._placed(large, int)
         self.tail_nbytes = self.body_nbytes + -(-self.body_nbytes // BLOCK) * SUM_NBYTES
@@ -84,23 +88,22 @@ class Layout:
 
     def head_nbytes(self, texts_end: int) -> int:
         """Return the bytes of the head."""
-        return aligned(texts_end) + self._small_nbytes
+        return aligned(texts_end) + self.small_nbytes
 
-    def starts(self, prefix: Prefix) -> list[tuple[int, int]]:
-        """Return the number of each tensor, and where it begins in the file or frame."""
-        small, large = prefix.head_nbytes - self._small_nbytes, prefix.head_nbytes
-        starts = [(i, small + start) for i, start, _ in self.small]
-        return starts + [(i, large + start) for i, start, _ in self.large]
+    def starts(self, prefix: Prefix) -> dict[int, int]:
+        """Return where each tensor begins in the file or frame."""
+        small, large = prefix.head_nbytes - self.small_nbytes, prefix.head_nbytes
+        starts = {i: small + start for i, start, _ in self.small}
+        return starts | {i: large + start for i, start, _ in self.large}
 
     def check_sizes(self, prefix: Prefix, name: str) -> None:
         """Raise :class:`WireCorruptError` unless a prefix says the sizes that follow from this."""
         head_nbytes = self.head_nbytes(prefix.texts_end)
         nbytes = head_nbytes + self.tail_nbytes
-        came = prefix.head_nbytes, prefix.nbytes, prefix.n_rows
-        if came != (head_nbytes, nbytes, self.n_rows):
+        if (prefix.head_nbytes, prefix.nbytes) != (head_nbytes, nbytes):
             raise WireCorruptError(
-                f"{name} has {prefix.n_rows} rows in {prefix.nbytes} bytes, {prefix.head_nbytes} "
-                f"of them head; expected {self.n_rows} in {nbytes} and {head_nbytes}"
+                f"{name} has {prefix.nbytes} bytes, {prefix.head_nbytes} of them head; expected "
+                f"{nbytes} and {head_nbytes}"
             )
 
     def check_body(
@@ -127,25 +130,44 @@ class Layout:
                 )
 
 
+@lru_cache(maxsize=32)
+def _planned(fields: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tuple[bytes, Layout]:
+    """Return the structure of tensors as text, and their layout."""
+    text = to_text([(on, dtype_name(dtype), shape) for on, dtype, shape in fields])
+    return text, _layout_of(text)
+
+
+@lru_cache(maxsize=32)
+def _layout_of(structure: bytes) -> Layout:
+    return Layout(tuple([_field(*entry) for entry in from_text(structure)]))
+
+
+def _field(device: Any, dtype: Any, shape: Any) -> TensorInfo:
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"a shape is {shape!r:.80}, expected sizes")
+    if math.prod(size for size in shape if size) > _MOST:
+        raise ValueError(f"a shape is {shape!r:.80}, expected at most {_MOST} elements")
+    return TensorInfo(device, DTYPES[dtype], tuple(shape))
+
+
 def sealed_head(
     form: bytes,
     kind: int,
-    texts: tuple[bytes, bytes],
-    layout: Layout,
-    values: Sequence[Tensor],
+    nodes: dict[str, Any],
+    tensors: Sequence[Tensor],
     secret: Secret | None,
-) -> tuple[bytearray, RunningHash]:
-    """Return the head of a file or frame, and its hash with the secret."""
-    structure, meta = texts
+) -> tuple[bytearray, Layout, RunningHash]:
+    """Return the head of a file or frame, the layout, and the hash of the head with the secret."""
+    structure, layout = _planned(tuple([(t.device.type, t.dtype, t.shape) for t in tensors]))
+    meta = to_text(nodes)
     texts_end = PREFIX_NBYTES + len(structure) + len(meta)
     head = bytearray(layout.head_nbytes(texts_end))
-    view, base = memoryview(head), aligned(texts_end)
+    view, base = memoryview(head), len(head) - layout.small_nbytes
     view[PREFIX_NBYTES:texts_end] = structure + meta
     for i, start, end in layout.small:
-        view[base + start : base + end] = plain_bytes(values[i])
-    nbytes = len(head) + layout.tail_nbytes
-    sizes = (nbytes, len(head), len(structure), len(meta), layout.n_rows)
-    return head, Prefix(VERSION, kind, form, 0, *sizes).seal(view, secret)
+        view[base + start : base + end] = plain_bytes(tensors[i])
+    sizes = (len(head) + layout.tail_nbytes, len(head), len(structure), len(meta))
+    return head, layout, Prefix(VERSION, kind, form, 0, *sizes).seal(view, secret)
 
 
 class Prefix(NamedTuple):
@@ -159,7 +181,6 @@ class Prefix(NamedTuple):
     head_nbytes: int
     structure_nbytes: int
     meta_nbytes: int
-    n_rows: int  # of each tensor of a frame
 
     @classmethod
     def read(cls, data: memoryview, name: str) -> Prefix:
@@ -223,14 +244,9 @@ class Prefix(NamedTuple):
         return running
 
     @property
-    def meta_at(self) -> int:
-        """Where the structure ends and the metadata begins, in bytes."""
-        return PREFIX_NBYTES + self.structure_nbytes
-
-    @property
     def texts_end(self) -> int:
         """Where the metadata ends, in bytes."""
-        return self.meta_at + self.meta_nbytes
+        return PREFIX_NBYTES + self.structure_nbytes + self.meta_nbytes
 
 
 def _head_sum(head: memoryview, secret: Secret | None) -> tuple[int, RunningHash]:
@@ -242,3 +258,42 @@ def _head_sum(head: memoryview, secret: Secret | None) -> tuple[int, RunningHash
     running.update(head[_SEED_AT:_SUM_AT])
     running.update(head[_SUMMED_FROM:])
     return _WORD.unpack(running.digest())[0], running
+
+
+class Content:
+    """Values of a file or frame by name, and the tensors that they refer to by number.
+
+    Attributes:
+        nodes: the values, which a :class:`~gfn_rb.codec.values.Decoder` reads.
+        layout: descriptions of the tensors.
+    """
+
+    def __init__(
+        self, data: Shaped[np.ndarray, "n"], prefix: Prefix, running: RunningHash, name: str
+    ) -> None:
+        self._data, self._prefix, self._running = data, prefix, running
+        meta_at = PREFIX_NBYTES + prefix.structure_nbytes
+        self.layout = _layout_of(bytes(data[PREFIX_NBYTES:meta_at]))
+        self.layout.check_sizes(prefix, name)
+        self.nodes: dict[str, Any] = dict(from_text(data[meta_at : prefix.texts_end].data))
+        self._starts = self.layout.starts(prefix)
+
+    def verify(self, name: str, map_blocks: Callable[..., Any] = map) -> None:
+        """Raise unless the body is as its checksums say; ``map_blocks`` may be an executor's."""
+        if self.layout.large:
+            self.layout.check_body(self._data.data, self._prefix, self._running, name, map_blocks)
+
+    def tensor(self, i: int, device: torch.device | None = None) -> Tensor:
+        """Return a tensor as a view of the bytes, or as a copy on a device."""
+        (_, dtype, shape), start = self.layout.fields[i], self._starts[i]
+        content = self._data[start : start + self.layout.sizes[i]]
+        # What torch makes of other truth values is undefined.
+        if dtype is torch.bool and content.max(initial=0) > 1:
+            raise ValueError(f"tensor {i} holds truth values of bytes above 1, expected 0 or 1")
+        if device is None and dtype in _NUMPY and content.size:
+            # In a third of the time that torch takes to make a view.
+            return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], content))
+        flat = torch.from_numpy(content)
+        if device is not None:  # copied as bytes, since torch copies no tensors of some dtypes
+            flat = flat.to(device, copy=True)
+        return flat.view(dtype).view(shape)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from xxhash import xxh3_64
 
 Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview takes; or LazyBuffer
@@ -23,25 +20,13 @@ class LazyBuffer(NamedTuple):
     make: Callable[[], bytes]
 
 
+# Quantised ones need more than their bytes.
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
-# Quantised ones need more than their bytes, and those below eight bits have no rows of whole bytes.
-ROW_DTYPES = {
-    name: dtype
-    for name, dtype in DTYPES.items()
-    if not re.fullmatch(r"q.*|bits.*|u?int[1-7]|float4.*", name)
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")
 }
 ALIGNMENT = 64
-
-# By way of NumPy, a view takes a third of the time that torch takes to make one.
-_NUMPY = {
-    dtype: np.dtype(name)
-    for name, dtype in DTYPES.items()
-    if re.fullmatch(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)", name)
-}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -52,14 +37,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 def aligned(position: int) -> int:
     """Return the next multiple of 64."""
     return -(-position // ALIGNMENT) * ALIGNMENT
-
-
-def viewed(content: np.ndarray, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Return the tensor whose bytes in C order lie somewhere in others, as a view of them."""
-    if dtype in _NUMPY and 0 not in shape:  # NumPy bounds even arrays without elements
-        return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], content, at))
-    part = content[at : at + math.prod(shape) * dtype.itemsize]
-    return torch.from_numpy(part).view(dtype).view(shape)
 
 
 MAX_DEPTH = 512  # well within what Python can recurse; values of checkpoints reach 400

@@ -193,7 +193,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         if is_recorded(self._storage):
             open_shared(self._storage)
             n_slots = self._storage.max_size
-            if self._storage.initialized:  # which may be of several dimensions
+            if getattr(self._storage, "initialized", False):  # perhaps of several dimensions
                 rows = all_slots(self._storage)
                 n_slots = len(rows if _are_rows(rows) else leaves_of(rows)[0])
             first = write_cursor(self)

@@ -263,7 +263,7 @@ def test_the_header_tells_of_a_buffer(tmp_path):
     rb = used(buffer(storage=LazyMemmapStorage(20), prefetch=2))
     save_checkpoint(tmp_path / "rb", rb, model={"w": torch.zeros(4)}, step=2)
     summary = inspect_checkpoint(tmp_path / "rb")
-    assert summary["version"] == 3
+    assert summary["version"] == 4
     assert summary["nbytes"] == (tmp_path / "rb").stat().st_size
     assert summary["values"] == ["model", "step"]
     assert summary["buffers"] == [

@@ -15,11 +15,10 @@ from checkpoint.checkpoint_runs import (
     rows,
     used,
 )
-from tensordict import tensorclass
+from tensordict import TensorDict, tensorclass
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     RandomSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -254,10 +253,16 @@ def with_a_sampler_holding(value):
     return rb
 
 
+def holding_text():
+    rb = ReplayBuffer(storage=LazyTensorStorage(3))
+    rb.extend(TensorDict({"text": ["a", "b"]}, [2]))
+    return rb
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ReplayBuffer(storage=ListStorage(3)), "cannot save a ListStorage: expected a Laz"),
+        (holding_text, "cannot save rows: a LazyTensorStorage holds text or other objects"),
         (
             lambda: buffer(writer=TensorDictMaxValueWriter(rank_key="log_reward")),
             "cannot save a buffer with TensorDictMaxValueWriter: it has no state_dict",

@@ -70,8 +70,8 @@ class Parts:
 
     def __init__(self, content):
         prefix = Prefix.read(memoryview(content), "it")
-        self.structure = json.loads(content[64 : prefix.meta_at])
-        self.meta = json.loads(content[prefix.meta_at : prefix.texts_end])
+        self.structure = json.loads(content[64 : 64 + prefix.structure_nbytes])
+        self.meta = json.loads(content[64 + prefix.structure_nbytes : prefix.texts_end])
         self.prefix = prefix
         self.small = bytearray(content[-(-prefix.texts_end // 64) * 64 : prefix.head_nbytes])
         self.body = bytearray(content[prefix.head_nbytes :])[:-8]

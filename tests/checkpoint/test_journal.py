@@ -586,7 +586,7 @@ def test_checkpoints_and_journals_that_do_not_fit_are_refused(path):
 def test_other_formats_and_other_files_are_refused(path):
     meta = {"journal": "x", "first": 1}
     for kind, values, match in (
-        (1, {**meta, "format": 1}, "of format 1, expected 3"),
+        (1, {**meta, "format": 1}, "of format 1, expected 4"),
         (1, {**meta, "format": 2}, "of format 2, expected 3"),
         (2, {**meta, "format": 3}, "begins with a frame of kind 2"),
         (1, {"format": 3}, "begins with a frame of kind 1 that says"),

@@ -3,7 +3,6 @@
 import random
 import struct
 
-import numpy as np
 import pytest
 import torch
 import xxhash
@@ -50,8 +49,10 @@ def test_truncation_and_changed_bytes_are_noticed_anywhere(path, read):
 
 def test_damage_is_located_by_block(path, monkeypatch):
     monkeypatch.setattr(files, "_STEP", 1 << 10)
-    for module in (files, layout, primitives):
+    for module in (layout, primitives):
         monkeypatch.setattr(module, "BLOCK", 1 << 12)
+    for cached in ("_planned", "_layout_of"):  # layouts of other blocks
+        monkeypatch.setattr(layout, cached, getattr(layout, cached).__wrapped__)
     state = {"x": torch.randn(5000), "y": torch.randn(100, 60).T, "z": torch.randn(3000)[::2]}
     save_state(path, state)
     came = load_state(path)
@@ -76,10 +77,10 @@ def test_every_byte_has_its_place(path):
     small = struct.pack("<9f", *range(9)).ljust(64, b"\0")
     body = struct.pack("<4000q", *range(4000)) + b"\1" * 20_000  # wide dtypes first
     head = 64 + 256 + 64
-    sizes = struct.pack("<QQQQQ", head + len(body) + 8, head, len(structure), len(meta), 0)
-    seed = int.from_bytes(b"\3\0\0\0file", "little")
+    sizes = struct.pack("<QQQQ8x", head + len(body) + 8, head, len(structure), len(meta))
+    seed = int.from_bytes(b"\4\0\0\0file", "little")
     summed = xxhash.xxh3_64_intdigest(sizes + texts + small, seed).to_bytes(8, "little")
-    prefix = b"gfn_rb\r\n\3\0\0\0file" + summed + sizes
+    prefix = b"gfn_rb\r\n\4\0\0\0file" + summed + sizes
     assert path.read_bytes() == prefix + texts + small + body + xxhash.xxh3_64_digest(body)
 
 
@@ -107,9 +108,10 @@ def test_another_format_is_told_apart_from_damage(path):
     save_state(path, STATE)
     content = path.read_bytes()
     prefix = Prefix.read(memoryview(content), "it")
-    path.write_bytes(sealed(prefix._replace(version=2), content))
-    with pytest.raises(CheckpointMismatchError, match="is of version 2; expected 3"):
-        load_state(path)
+    for version in (2, 3):
+        path.write_bytes(sealed(prefix._replace(version=version), content))
+        with pytest.raises(CheckpointMismatchError, match=f"is of version {version}; expected 4"):
+            load_state(path)
     path.write_bytes(sealed(prefix._replace(form=FRAME), content))
     with pytest.raises(CheckpointCorruptError, match="it is of form b'rows'; expected b'file'"):
         load_state(path)
@@ -134,7 +136,7 @@ def forged(structure, meta, small=b""):
     texts = (structure + meta).encode("utf8", "surrogatepass")
     head = bytearray(-(-(64 + len(texts)) // 64) * 64) + small
     head[64 : 64 + len(texts)] = texts
-    sizes = (len(head), len(head), len(structure.encode()), len(meta), 0)
+    sizes = (len(head), len(head), len(structure.encode()), len(meta))
     Prefix(VERSION, 0, FILE, 0, *sizes).seal(memoryview(head))
     return bytes(head)
 
@@ -150,9 +152,9 @@ def forged(structure, meta, small=b""):
         ('[["cpu","int8",[3]]]', '{"values":{"tensor":true}}', "a tensor is True, expected a pos"),
         ('[["cpu","int8",[-3]]]', "{}", "a shape is \\[-3\\], expected sizes"),
         ('[["cpu","int8",[-3,-1]]]', "{}", "expected sizes"),
-        ('[["cpu","int8",[65]]]', "{}", r"expected 0 in \d+ and"),
-        ('[["cpu","int64",[4611686018427387904]]]', "{}", r"expected 0 in \d{20} and"),
-        ('[["int8",[3]]]', "{}", "ValueError: not enough values"),
+        ('[["cpu","int8",[65]]]', "{}", r"it has \d+ bytes, \d+ of them head; expected \d+ and"),
+        ('[["cpu","int64",[4611686018427387904]]]', "{}", r"expected \d{20} and"),
+        ('[["int8",[3]]]', "{}", "TypeError: .*missing 1 required"),
         ('[["cpu","int8",[3]]]', "[" * 600, "nested 600 deep; expected at most 512"),
         ("[" * 600, "{}", "nested 600 deep; expected at most 512"),
         ('[["cpu","int8",[0,1180591620717411303424]],["cpu","int8",[3]]]',
@@ -168,27 +170,17 @@ def test_texts_that_make_no_sense_are_refused(path, structure, meta, words):
 # Writing straight from memory.
 
 
-def test_contiguous_tensors_are_not_copied():
-    tensor = torch.zeros(3 * files.BLOCK, dtype=torch.uint8)
-    (piece,) = files._pieces(tensor[5:])
-    address = np.frombuffer(piece, np.uint8).ctypes.data
-    assert (address, len(piece)) == (tensor.data_ptr() + 5, 3 * files.BLOCK - 5)
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
         torch.arange(60000).reshape(300, 200).T,
         torch.arange(60000).reshape(2, 30000).T.reshape(1, 30000, 2),
         torch.arange(60000)[::2],
-        torch.arange(40000).reshape(2, 20000)[:, ::2],  # rows above a block
     ],
 )
-def test_other_tensors_are_copied_block_by_block(tensor, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 1 << 12)
-    pieces = [bytes(piece) for piece in files._pieces(tensor)]
-    assert max(map(len, pieces)) <= 1 << 12
-    assert b"".join(pieces) == tensor.contiguous().numpy().tobytes()
+def test_tensors_with_gaps_are_written_in_c_order(tensor, path):
+    save_state(path, {"x": tensor})
+    assert torch.equal(load_state(path)["x"], tensor)
 
 
 def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path):
@@ -200,10 +192,10 @@ def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(path):
         write_file(stream, {"values": node}, encoder.tensors)
     file = ValueFile(path)
     fields = file.layout.fields
-    file.layout.fields = (fields[0], fields[1]._replace(label="cuda"))
+    file.layout.fields = (fields[0], fields[1]._replace(device="cuda"))
     file.nodes["values"]["dict"][1][1]["tensordict"]["device"] = "cuda"
     for device in (torch.device("cpu"), torch.device("meta")):
-        state = file.load("values", device)
+        state = file.value("values", device)
         assert torch.equal(state["a"], on_cpu)
         assert state["b"].device == device
         assert state["b"]["x"].device == device

@@ -10,11 +10,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 
 from gfn_rb.buffers.compact import CompactRows
-from gfn_rb.codec.frames import MAX_ROWS, decode_frame, encode_frame
+from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.errors import (
     ArgumentError,
     GfnRbError,
@@ -59,7 +59,7 @@ class FrameChannel:
     """Sends and receives frames, and keeps frames alive that are being sent."""
 
     def __init__(
-        self, transport: Transport, compact: CompactRows | None = None, max_rows: int = MAX_ROWS
+        self, transport: Transport, compact: CompactRows | None = None, max_rows: int = 1 << 31
     ) -> None:
         self.transport = transport
         self._compact = compact
@@ -93,10 +93,9 @@ class FrameChannel:
         if rows is not None and dest in self._have_form and self._compact is not None:
             with suppress(GfnRbError):  # rows of another kind than the form's are sent whole
                 rows, meta = self._compact.packed(rows), {**(meta or {}), "compact": True}
-        if scores is not None:
-            rows, meta = _nested(rows, scores), {**(meta or {}), "nested": True}
         transport = self.transport
-        handle = transport.isend(encode_frame(kind, rows, meta, transport.secret), dest, tag)
+        frame = encode_frame(kind, rows, meta, transport.secret, scores)
+        handle = transport.isend(frame, dest, tag)
         in_flight.append(handle)
         return handle
 
@@ -113,9 +112,7 @@ class FrameChannel:
         meta: dict[str, Any] = {}
         try:
             frame = decode_frame(self.transport.take(envelope).data, self.transport.secret)
-            meta, rows, scores = frame.meta, frame.rows, None
-            if meta.get("nested"):
-                rows, scores = _unnested(rows, "rows"), _unnested(rows, "scores")
+            meta, rows, scores = frame.meta, frame.rows, frame.scores
             for each in (rows, scores):  # their bytes do not bound rows of no size
                 if each is not None and (n := each.batch_size[0]) > self._max_rows:
                     raise WireError(f"it has {n} rows, expected max_rows={self._max_rows} at most")
@@ -159,23 +156,6 @@ class FrameChannel:
                 except PeerLostError:
                     self._in_flight[dest].clear()
         return sum(len(self._in_flight[rank]) for rank in ranks)
-
-
-def _nested(rows: TensorDictBase | None, scores: TensorDictBase) -> TensorDict:
-    """Return items and scores as one row, since all tensors of a frame have the same length."""
-    groups = {"rows": rows, "scores": scores}
-    return TensorDict({k: v.unsqueeze(0) for k, v in groups.items() if v is not None}, [1])
-
-
-def _unnested(nested: TensorDictBase | None, name: str) -> TensorDictBase | None:
-    group = None if nested is None else nested.get(name, None)
-    if group is None:
-        return None
-    if isinstance(group, TensorDictBase) and len(group) == 1:
-        rows = group[0].auto_batch_size_(1)
-        if rows.ndim == 1:
-            return rows
-    raise WireError(f"a frame has {name!r} that are no rows, expected a TensorDict of them")
 
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
