@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.distinct import FirstOccurrences, draw_different
+from gfn_rb.numerics.distinct import draw_different
 from gfn_rb.numerics.ranking import ranking
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
@@ -136,7 +136,6 @@ class RankedDistribution:
         self._ranking = ranking(capacity, like)
         self._law = law
         self._device = like.device
-        self._is_first = FirstOccurrences(capacity)
         self._has_nan: Tensor | None = None  # on CUDA alone, where looking at keys would wait
 
     @property
@@ -180,9 +179,7 @@ class RankedDistribution:
         if self._device.type != "cpu":
             rank = self._perturbed(law, n, generator)
         else:
-            rank = torch.from_numpy(
-                draw_different(n, draw, self._is_first, others, most=law.n // 16)[0]
-            )
+            rank = torch.from_numpy(draw_different(n, draw, others, most=law.n // 16)[0])
         return self._ranking.row(rank), n <= law.support
 
     def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.numerics.blocks import block_count, block_size
-from gfn_rb.numerics.distinct import FirstOccurrences, draw_different
+from gfn_rb.numerics.distinct import draw_different
 from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_like, lowest_of
 from gfn_rb.shapes import Float, Float64, Int64
 
@@ -24,7 +24,6 @@ _STRIDE = 256.0
 _FAR = 700.0  # the most that can be exponentiated, near enough
 # As long as the total is between these, the origin is the log of the total, rounded.
 _LEAST, _MOST = math.exp(-_STRIDE / 2), math.exp(_STRIDE / 2)
-_SMALLEST = np.finfo(np.float64).tiny
 _FINE = 1e-250  # from here to its inverse, no term of a sum is cut or lost that matters
 
 
@@ -41,9 +40,8 @@ class WeightedTree(WeightedRows):
     It rarely moves, and all weights with it. Weights 700 nats below it are zero: such rows are
     drawn without replacement alone, by log-masses that are computed when needed.
 
-    A row is found by two binary searches: its block by the cumulative masses of blocks, then the
-    row among the cumulative shares of all rows, those of block b in [2 b, 2 b + 1]. The gap to the
-    next block is wider than any rounding: a draw never leaves its block.
+    A block is found by binary search among the cumulative masses of blocks, and one of its rows by
+    a second uniform among the cumulative weights of the block.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -53,18 +51,13 @@ class WeightedTree(WeightedRows):
         self._rows = np.full((n_blocks, self._width), -math.inf)
         self._flat = self._rows.reshape(-1)
         self.log_weight = torch.from_numpy(self._flat[:capacity])
-        self._weight = np.zeros_like(self._rows)
-        self._share = np.repeat(2.0 * np.arange(n_blocks), self._width).reshape(n_blocks, -1)
-        self._shares = self._share.reshape(-1)
-        # Blocks end above their highest draw, 2 b + 1 where it is rounded up.
-        self._stretch = 1 - 2 * np.spacing(2.0 * n_blocks)
+        self._partial_sums = np.zeros_like(self._rows)  # weights, within each block
         self._sum = np.zeros(n_blocks)
         self._log_mass = np.full(n_blocks, -math.inf)
         self._is_stale = np.zeros(n_blocks, np.bool_)  # whether the log-mass is to be worked out
         self._lowest: np.ndarray | None = None  # from the first time it is asked for
         self._origin = 0.0
         self._total: np.ndarray | None = None  # the cumulative sum of blocks
-        self.is_first = FirstOccurrences(len(self._flat))
 
     @property
     def log_total(self) -> Float64[Tensor, ""]:
@@ -91,7 +84,6 @@ class WeightedTree(WeightedRows):
         if len(row) >= len(self._sum):
             self._weigh_all()
             return
-        self._weight.reshape(-1)[row] = self._relative(weights)
         block = row >> self._shift
         is_first = np.ones(len(block), np.bool_)  # rows written together often lie side by side
         np.not_equal(block[1:], block[:-1], out=is_first[1:])
@@ -99,7 +91,7 @@ class WeightedTree(WeightedRows):
         if self._lowest is not None:
             self._lowest[block] = lowest_of(torch.from_numpy(self._rows.take(block, 0))).numpy()
         self._is_stale[block] = True
-        self._add_up(block)
+        self._weigh(block)
 
     def assign(self, log_weight: Float[Tensor, "n"]) -> None:
         """Set the log-weights of the first n rows; see :meth:`WeightedRows.assign`."""
@@ -113,22 +105,16 @@ class WeightedTree(WeightedRows):
 
     def _weigh_from(self, origin: float) -> None:
         self._origin = origin
-        self._weight[:] = self._relative(self._rows)
-        self._add_up(np.arange(len(self._sum)))
+        self._weigh(np.arange(len(self._sum)))
 
-    def _relative(self, log_weight: Float64[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
-        """Return weights relative to the origin."""
-        relative = log_weight - self._origin
-        return np.exp(np.minimum(relative, _FAR, out=relative), out=relative)
-
-    def _add_up(self, block: Int64[np.ndarray, "b"]) -> None:
-        """Add up the weights of blocks, and the shares of their rows."""
-        share = torch.from_numpy(self._weight.take(block, 0)).cumsum(1).numpy()  # faster than NumPy
-        mass = share[:, -1:]
-        self._sum[block] = mass[:, 0]
-        share /= np.maximum(mass, _SMALLEST) * self._stretch
-        share += 2.0 * block[:, None]
-        self._share[block] = share
+    def _weigh(self, block: Int64[np.ndarray, "b"]) -> None:
+        """Add up the weights of blocks, which are relative to the origin."""
+        weight = self._rows.take(block, 0)
+        weight -= self._origin
+        np.exp(np.minimum(weight, _FAR, out=weight), out=weight)
+        cumulative = torch.from_numpy(weight).cumsum(1).numpy()  # faster than NumPy
+        self._partial_sums[block] = cumulative
+        self._sum[block] = cumulative[:, -1]
         self._total = None
 
     def _up_to_each(self) -> Float64[np.ndarray, "blocks"]:
@@ -169,10 +155,13 @@ class WeightedTree(WeightedRows):
         total = self._up_to_each() if self._total is None else self._total
         chosen *= total[-1]
         block = total.searchsorted(chosen, "right")
-        place += block
-        place += block
-        # The first row whose share ends beyond the place: its own weight is positive.
-        return self._shares.searchsorted(place, "right")
+        cumulative = self._partial_sums.take(block, 0)
+        place *= cumulative[:, -1]
+        # The first row whose cumulative weight exceeds the place: its own weight is positive.
+        row: np.ndarray = (cumulative > place[:, None]).argmax(1)
+        block <<= self._shift
+        row += block
+        return row
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
@@ -188,9 +177,7 @@ class WeightedTree(WeightedRows):
             self._is_stale[without >> self._shift] = True
             return index.numpy(), bool(score[-1] > -math.inf)
 
-        index, enough = draw_different(
-            n, partial(self._drawn, generator=generator), self.is_first, others
-        )
+        index, enough = draw_different(n, partial(self._drawn, generator=generator), others)
         return torch.from_numpy(index), enough
 
     def perturbed(

@@ -93,12 +93,6 @@ class WeightedUnion:
                     code[of_part] += k * tree.draw(len(of_part), generator).numpy()
             return code
 
-        def is_first(code: np.ndarray) -> np.ndarray:
-            part, row, first = code % k, code // k, np.empty(len(code), np.bool_)
-            for i, tree in enumerate(trees):
-                first[part == i] = tree.is_first(row[part == i])
-            return first
-
         def others(m: int, without: np.ndarray) -> tuple[np.ndarray, bool]:
             code = torch.from_numpy(without)
             taken = Groups(code % k, k).split(code // k)
@@ -108,7 +102,7 @@ class WeightedUnion:
             self._reweigh(taken, kept)
             return (row * k + part).numpy(), bool(enough)
 
-        drawn, enough = draw_different(n, draw, is_first, others)
+        drawn, enough = draw_different(n, draw, others)
         code = torch.from_numpy(drawn)
         return code % k, code // k, torch.tensor(enough)
 
