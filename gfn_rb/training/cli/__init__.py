@@ -1,4 +1,4 @@
-"""The command line: ``gfn-rb train``, ``resume``, ``watch``, ``inspect`` and ``compare``."""
+"""The command line: ``gfn-rb train``, ``resume``, ``inspect`` and ``compare``."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ import argparse
 import io
 import re
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -18,24 +17,16 @@ import tyro
 from gfn_rb.checkpoint import recover
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
-from gfn_rb.training.cli.tables import (
-    RunWatch,
-    aligned_lines,
-    inspection,
-    ranks_lines,
-    result_lines,
-)
+from gfn_rb.training.cli.tables import aligned_lines, inspection, ranks_lines, result_lines
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.rules import groups_of
 from gfn_rb.training.trainer import run_secret
 
 DESCRIPTION = (
-    "Replay for GFlowNets: training runs, to resume, to watch, to inspect and to compare. "
+    "Replay for GFlowNets: training runs, to resume, to inspect and to compare. "
     "gfn-rb --version tells the version."
 )
-_READ_EVERY = 2.0  # seconds; ranks write every five
-_CLEAR = "\x1b[2J\x1b[H"  # the terminal, and go to its first line
 
 
 @dataclass
@@ -112,29 +103,6 @@ class Compare:
 
 
 @dataclass
-class Watch:
-    """Show how the ranks of a run stand: live on a terminal, once anywhere else."""
-
-    run: tyro.conf.Positional[Path]
-    """Folder of the run."""
-    once: bool = False
-    """Show it once and end."""
-
-    def __call__(self) -> int:
-        """Do it, and return the exit code."""
-        watch = RunWatch(self.run)
-        is_live = sys.stdout.isatty() and not self.once
-        with suppress(KeyboardInterrupt):
-            while True:
-                watch.read()
-                print(*[_CLEAR] * is_live, *watch.lines(), sep="\n", flush=True)
-                if not is_live or watch.has_ended:
-                    return 0
-                time.sleep(_READ_EVERY)
-        return 0
-
-
-@dataclass
 class Recover:
     """Write what is sound of a damaged journal, and its checkpoint, to new files."""
 
@@ -152,7 +120,7 @@ class Recover:
         return 0
 
 
-Command = Train | Resume | Inspect | Recover | Compare | Watch
+Command = Train | Resume | Inspect | Recover | Compare
 
 
 def parse(arguments: Sequence[str] | None) -> Command:

@@ -32,7 +32,7 @@ from gfn_rb.remote.protocol.membership import LOST
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
-from gfn_rb.training.session.folder import RunFolder, StatusWriter, write_json
+from gfn_rb.training.session.folder import RunFolder, write_json
 from gfn_rb.training.session.joining import RefusedError, connect, join
 from gfn_rb.training.session.rank_hooks import (
     GradientAverage,
@@ -85,14 +85,14 @@ def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: fl
 
 
 def _is_killed(folder: RunFolder, since: float) -> bool:
-    """Kill the process of a rank if it is one of this machine, by the status it wrote itself."""
-    status = folder.read_status()
-    if status is None or status["host"] != socket.gethostname() or status["time"] < since:
+    """Kill the process of a rank if it is one of this machine, as the rank itself wrote down."""
+    known = folder.read_process()
+    if known is None or known["host"] != socket.gethostname() or known["time"] < since:
         return False
-    if status["process"] <= 1:  # which would be every process, or the machine's first
+    if known["process"] <= 1:  # which would be every process, or the machine's first
         return False
     try:
-        os.kill(status["process"], signal.SIGKILL)
+        os.kill(known["process"], signal.SIGKILL)
     except OSError:
         return False
     log.warning("killed rank %d, which hangs", folder.rank)
@@ -174,6 +174,7 @@ def run_rank(
     silence, manager_silence = longest_silence(config, roles), worker_silence(config, roles)
     limits = silence, shutdown, manager_silence + config.patience
     coordinator = RankCoordinator(transport, roles, *limits)
+    folder.write_process()
     try:
         if transport.rank in roles.managers:
             end = _manage(config, transport, coordinator, folder, stop)
@@ -198,36 +199,22 @@ def _manage(
 ) -> RankEnd:
     manager = make_manager(config, transport, coordinator.roles, folder)
 
-    def lost() -> dict[int, str]:
-        senders = manager.metadata()["senders"].items()
-        return {int(rank): each["why"] for rank, each in senders if each["state"] == LOST}
-
-    def standing() -> dict[str, Any]:
-        known = manager.metadata()
-        senders = known["senders"].values()
-        items, fed = (sum(each[name] for each in senders) for name in ("items", "fed"))
-        return {
-            "counts": {"steps": manager.batches, "sent": items, "fed": fed},
-            "stored": known["stored"],
-            "lost": {str(rank): why for rank, why in lost().items()},
-        }
-
-    status = StatusWriter(folder, "manager", standing)
     unwritten: list[str] = []
     with stop:  # it ends when its workers have
         with noted(unwritten):
-            manager.run(stepped=status)
+            manager.run()
         with noted(unwritten):
             write_json(folder.manager, manager.metadata())
-        status("done" if stop.received is None else "stopped")
         if stop.received is None:
             coordinator.unwritten[transport.rank] = unwritten
             coordinator.gather()
     if stop.received is not None and unwritten:
         raise WorkerError("; ".join(unwritten))
-    if coordinator.reporting is None and len(lost()) == len(coordinator.roles.workers):
+    senders = manager.metadata()["senders"].items()
+    lost = {int(rank) for rank, each in senders if each["state"] == LOST}
+    if coordinator.reporting is None and len(lost) == len(coordinator.roles.workers):
         raise WorkerError("all ranks that train are lost, or have ended the run without this one")
-    return RankEnd(stop.received, None, frozenset({*lost(), *coordinator.lost}))
+    return RankEnd(stop.received, None, frozenset({*lost, *coordinator.lost}))
 
 
 class TrainingRank:
@@ -264,8 +251,7 @@ class TrainingRank:
         trainer = Trainer(self.config, stream=self.stream, hooks=self.hooks)
         with stop:
             restore(trainer, folder)
-            describe = self.coordinator.describe
-            result = run_training(trainer, folder, stop, describe, self._shared)
+            result = run_training(trainer, folder, stop, self.coordinator.describe)
             self.average.close(finished=result.stopped_by is None)
             if self.manager is not None:
                 self.manager.worker.close(self.config.patience)
@@ -282,15 +268,6 @@ class TrainingRank:
                 hanging = self.coordinator.end()
         own = result if reports or result.stopped_by else None
         return RankEnd(result.stopped_by, own, frozenset(self.coordinator.lost), hanging)
-
-    def _shared(self) -> dict[str, Any]:
-        """Return what this rank has sent and was fed, and whom it has lost."""
-        lost, counts = {**self.average.peers.lost, **self.coordinator.lost}, {}
-        if self.manager is not None:
-            worker = self.manager.worker
-            counts = {"sent": worker.statistics.sent, "fed": worker.statistics.fed}
-            lost |= worker.lost
-        return {"counts": counts, "lost": {str(rank): why for rank, why in lost.items()}}
 
     def _gather(self, result: RunResult) -> bool:
         """Tell others the results of this rank, and return whether it is the one that reports."""

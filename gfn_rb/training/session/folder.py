@@ -12,16 +12,16 @@ import shlex
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gfn_rb.checkpoint.atomic import published, try_lock
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.session.reading import Ranks, Status, printable, read_json
+from gfn_rb.training.session.reading import Process, Ranks, printable, read_json
 from gfn_rb.training.trainer import Row
 from gfn_rb.transports.launch import Launch
 
@@ -45,7 +45,7 @@ class RunFolder:
         self.journal = path / f"journal{of_rank}"
         self.previous = path / f"previous{of_rank}.gfnrb"
         self.manager = path / f"manager{of_rank}.json"
-        self.status = path / f"status{of_rank}.json"
+        self.process = path / f"process{of_rank}.json"
         self.report = path / "report.png"
         self.ranks = path / "ranks.json"
         self.ranks_report = path / "report.json"
@@ -124,13 +124,19 @@ class RunFolder:
                 command = given
         return f"{command} resume {shlex.quote(printable(self.path))}"
 
-    def read_status(self) -> Status | None:
-        """Return what the rank wrote last, None if there is nothing that can be read."""
+    def write_process(self) -> None:
+        """Write down which process this rank is."""
+        process = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
+        with suppress(OSError):  # of a full disk, a checkpoint will tell
+            write_json(self.process, process)
+
+    def read_process(self) -> Process | None:
+        """Return which process the rank was last, None if there is nothing that can be read."""
         try:
-            status: Status = read_json(self.status, Status)
+            process: Process = read_json(self.process, Process)
         except (OSError, CheckpointCorruptError):  # network file systems may lose it for a moment
             return None
-        return status
+        return process
 
 
 class RunLock(ExitStack):
@@ -186,45 +192,3 @@ def _make(path: Path, config: TrainConfig) -> bool:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True
-
-
-EVERY = 5.0  # seconds between two writings of a rank
-
-
-class StatusWriter:
-    """Writes how a rank stands, every five seconds at most, with the rates of its counts.
-
-    The file is replaced in one step, and not synced: a crash of the machine may take it away.
-    """
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        role: Literal["worker", "manager"],
-        standing: Callable[[], dict[str, Any]],
-    ) -> None:
-        self._path, self._standing = folder.status, standing
-        self._who = {"role": role, "host": socket.gethostname(), "process": os.getpid()}
-        self._counts: dict[str, int] = {}
-        self._since = self._next = time.monotonic()
-
-    def __call__(self, state: Literal["running", "stopped", "done"] = "running") -> None:
-        """Write, unless the rank runs on and has written a moment ago."""
-        now = time.monotonic()
-        if state == "running" and now < self._next:
-            return
-        standing = self._standing()
-        counts, seconds = standing["counts"], now - self._since
-        rates = {
-            name: (counts[name] - before) / seconds
-            for name, before in self._counts.items()
-            if seconds > 0
-        }
-        self._counts, self._since, self._next = counts, now, now + EVERY
-        status = {**self._who, "state": state, "time": time.time(), "rates": rates, **standing}
-        temporary = self._path.with_name(f".{self._path.name}.tmp")
-        with suppress(OSError):  # of a full disk, a checkpoint will tell
-            temporary.unlink(missing_ok=True)  # which may be a pipe, or lead elsewhere
-            with temporary.open("x") as stream:
-                stream.write(json.dumps(status))
-            temporary.replace(self._path)

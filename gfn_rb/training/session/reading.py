@@ -29,37 +29,12 @@ class Ranks(TypedDict):
     size: Size
 
 
-class _Counts(TypedDict):
-    steps: int
+class Process(TypedDict):
+    """process.json: which process a rank was, since when in seconds of the clock."""
 
-
-class Counts(_Counts, total=False):
-    """What a rank has counted since the run began."""
-
-    calls: int
-    sent: int
-    fed: int
-
-
-class _Status(TypedDict):
-    role: str
     host: str
     process: int
-    state: str
     time: float
-    rates: dict[str, float]
-    counts: Counts
-
-
-class Status(_Status, total=False):
-    """status.json: how a rank stands."""
-
-    of_steps: int
-    modes_found: int
-    loss: float | None
-    mean_age: float | None
-    stored: int
-    lost: Annotated[dict[str, str], _FEW]
 
 
 class Sender(TypedDict):
@@ -149,11 +124,11 @@ def read_metrics(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def printable(value: Any, longest: int = 1000) -> str:
+def printable(value: Any) -> str:
     """Return a value as text of one line that cannot steer a terminal, cut where it is long."""
     text = str(value)
-    if len(text) > longest:
-        text = f"{text[:longest]}..."
+    if len(text) > 1000:
+        text = f"{text[:1000]}..."
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

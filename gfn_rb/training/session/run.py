@@ -20,7 +20,7 @@ from tqdm import tqdm
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.session.folder import RunFolder, StatusWriter, append_metrics, write_metrics
+from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
 from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports.launch import launched
 
@@ -203,14 +203,13 @@ def run_training(
     folder: RunFolder,
     stop: StopSignals,
     describe: Callable[[Trainer, float], str] = describe_progress,
-    shared: Callable[[], dict[str, Any]] = dict,
 ) -> RunResult:
     """Train until the steps are done or a signal stops the run, and write everything down.
 
     What the disk does not take is logged, and written when the next is due or is a part of the
     result. Ranks that average gradients end there: their checkpoints must be of the same steps.
     """
-    config, loss = trainer.config, math.nan
+    config = trainer.config
     if not trainer.history:
         trainer.record()
     # Both are written anew from the history: a killed run may have got further than its
@@ -240,28 +239,12 @@ def run_training(
             trainer.save(folder.checkpoint)
             saved = trainer.steps_done
 
-    def standing() -> dict[str, Any]:
-        told = shared()
-        counts = {"steps": trainer.steps_done, "calls": trainer.discovery.calls}
-        return {
-            **told,
-            "counts": counts | told.get("counts", {}),
-            "of_steps": config.steps,
-            "modes_found": trainer.discovery.modes_found,
-            "loss": loss if math.isfinite(loss) else None,
-            "mean_age": trainer.history[-1].get("mean_age"),
-        }
-
     def written() -> AbstractContextManager[None]:
         return nullcontext() if config.average_gradients else noted([])
 
-    status = StatusWriter(folder, "worker", standing)
-    status()
     with progress(trainer, describe, disable=folder.rank > 0) as advance:
         while trainer.steps_done < config.steps and stop.received is None:
-            loss = trainer.step()
-            advance(loss)
-            status()
+            advance(trainer.step())
             if trainer.steps_done % config.eval_every == 0:
                 row = trainer.record()
                 with written():
@@ -273,14 +256,12 @@ def run_training(
     unwritten: list[str] = []
     if stop.received is not None:
         save()
-        status("stopped")
         if folder.rank == 0:
             done = f"stopped after {trainer.steps_done:,} steps, which are saved"
             tell(f"{done}; continue with: {folder.how_to_resume()}")
         return RunResult(trainer, folder, trainer.history[-1], stop.received, unwritten)
     with noted(unwritten):
         save()
-    status("done")
     row = trainer.history[-1]
     if is_new := row["step"] != trainer.steps_done:
         row = trainer.measure()  # not recorded: a longer run would not have it

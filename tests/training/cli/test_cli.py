@@ -275,7 +275,7 @@ def test_what_cannot_be_resumed_is_named(capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["train tfbind8 --help", "watch run", "train tfbind8 --steps 1"])
+@pytest.mark.parametrize("words", ["train tfbind8 --help", "inspect run", "train box --steps 1"])
 def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
     RunFolder.create(CONFIGS["hypergrid"](out=tmp_path / "run"))
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""Run folders that a stranger made: inspect, watch and compare survive whatever they hold."""
+"""Run folders that a stranger made: inspect and compare survive whatever they hold."""
 
 import json
 import os
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from training.cli.test_tables import MANAGER, WORKER
 from training.training_runs import GRID
 
 from gfn_rb.checkpoint import save_state
@@ -27,12 +26,10 @@ FILES = {
         "lost": {"3": "it died"}, "managers": [1], "reward_calls": 96, "modes_found": 4,
         "ranks": {"0": {"measured": MEASURED, "counters": {"sent": 3, "fed": 2}}},
     },
-    "status.json": WORKER,
-    "status-rank1.json": MANAGER,
     "manager-rank1.json": {"stored": 9, "senders": {"0": {"items": 900, "fed": 77}}},
 }  # fmt: skip
 OTHERS = ("metrics.csv", "checkpoint.gfnrb")
-COMMANDS = (["inspect", "run"], ["watch", "run", "--once"], ["compare", "run"])
+COMMANDS = (["inspect", "run"], ["compare", "run"])
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +167,7 @@ def test_what_is_no_file_of_a_run_is_refused(kind, place, capsys):
         try:
             KINDS[kind](file)
             codes = [check(capsys, words) for words in COMMANDS]
-            assert any(codes) or kind == "circle" or name.startswith("status"), (name, codes)
+            assert any(codes) or kind == "circle", (name, codes)
         finally:
             os.rmdir(file) if kind == "folder" else file.unlink(missing_ok=True)
             kept.rename(file)
@@ -193,7 +190,7 @@ def test_a_class_is_imported_by_resume_alone_and_from_elsewhere(
     config = json.dumps({**GRID.to_dict(), "env": f"{module}:MyConfig"})
     files = place / "run" / "config.json", place / "run" / "ranks.json"
     with written(files[0], config), written(files[1], '{"size": 1}'):
-        for words in (["inspect", run], ["watch", run, "--once"], ["compare", run]):
+        for words in (["inspect", run], ["compare", run]):
             assert check(capsys, words) == 0
         assert main(["resume", run]) == 2
     code.unlink()

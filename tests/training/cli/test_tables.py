@@ -1,5 +1,4 @@
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from training.training_runs import GRID, RNA, WARM_GRID, trained
 from gfn_rb.checkpoint import save_state
 from gfn_rb.errors import CheckpointCorruptError
 from gfn_rb.training.cli import main
-from gfn_rb.training.cli.tables import RunWatch, inspection, ranks_lines, result_lines
+from gfn_rb.training.cli.tables import inspection, ranks_lines, result_lines
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 ROW = {
@@ -127,91 +126,3 @@ def test_what_each_rank_did_stands_below(tmp_path):
         "manager 3": "80 1,000 950",
         "ranks": "reward calls modes found total variation sent fed received stored",
     }
-
-
-WORKER = {
-    "role": "worker", "host": "node01", "process": 7, "state": "running", "time": 1000.0,
-    "rates": {"steps": 12.5, "calls": 100.0}, "counts": {"steps": 1200, "calls": 9600, "sent": 40,
-    "fed": 8}, "of_steps": 2000, "modes_found": 3, "loss": 0.25, "mean_age": None,
-    "lost": {"2": "it died"},
-}  # fmt: skip
-MANAGER = {
-    "role": "manager", "host": "node02", "process": 8, "state": "done", "time": 990.0,
-    "rates": {"steps": 4.0}, "counts": {"steps": 5, "sent": 40, "fed": 8}, "stored": 39, "lost": {},
-}  # fmt: skip
-
-
-@pytest.fixture
-def run(tmp_path):
-    folder = RunFolder.create(type(GRID)(out=tmp_path / "run"))
-    folder.ranks.write_text(json.dumps({"size": 3}))
-    for rank, status in ((0, WORKER), (1, MANAGER)):
-        RunFolder(folder.path, rank).status.write_text(json.dumps(status))
-    return folder
-
-
-def end_all(run, *states):
-    for rank, state in enumerate(states):
-        status = json.dumps({**WORKER, "state": state})
-        RunFolder(run.path, rank).status.write_text(status)
-
-
-def words(watch):
-    return [line.split() for line in watch.lines(1004.0)]
-
-
-def test_each_rank_is_a_line_and_each_loss(run):
-    watch = RunWatch(run.path)
-    watch.read()
-    heading, worker, manager, silent, _, counts, *counted, lost = words(watch)
-    assert heading[:5] == ["rank", "role", "host", "state", "steps"]
-    assert " ".join(worker) == "0 worker node01 running 1,200 of 2,000 12.5 4 s ago"
-    assert " ".join(manager) == "1 manager node02 done 5 4.0 14 s ago"
-    assert silent == ["2", "silent"]
-    assert counts[:3] == ["rank", "calls", "per"]
-    assert [*map(" ".join, counted)] == ["0 9,600 100.0 3 0.2500 40 8", "1 40 8 39", "2"]
-    assert " ".join(lost) == "rank 0 has lost rank 2: it died"
-    lines = [*watch.lines(1004.0)]
-    assert len({len(line) for line in lines[:4]}) == len({len(line) for line in lines[5:9]}) == 1
-
-
-def test_long_runs_on_far_machines_fit_80_columns(run):
-    counts = {"steps": 90_000, "calls": 2_880_000, "sent": 720_000, "fed": 360_000}
-    rates = {"steps": 123.4, "calls": 12_345.6}
-    more = {"loss": 12.3456, "mean_age": 1234.5, "stored": 100_000, "of_steps": 100_000}
-    long = {**WORKER, **more, "host": "compute-node-17.cluster.example.org", "lost": {}}
-    run.status.write_text(json.dumps({**long, "counts": counts, "rates": rates, "time": 1.0}))
-    watch = RunWatch(run.path)
-    watch.read()
-    assert max(map(len, watch.lines(1004.0))) <= 80
-
-
-def test_a_run_has_ended_when_all_its_ranks_have(run):
-    watch = RunWatch(run.path)
-    watch.read()
-    before = words(watch)
-    run.status.unlink()
-    watch.read()
-    assert words(watch) == before  # what cannot be read for a moment is what it was
-    assert not watch.has_ended
-    end_all(run, "done", "stopped", "done")
-    watch.read()
-    assert watch.has_ended
-
-
-def test_where_there_is_no_terminal_it_is_shown_once(run, tmp_path, capsys):
-    assert main(["watch", str(tmp_path)]) == 2
-    assert "run must be a folder that holds a config.json" in capsys.readouterr().err
-    assert main(["watch", str(run.path)]) == 0
-    assert main(["watch", str(run.path), "--once"]) == 0
-    out = capsys.readouterr().out
-    assert out.count("rank 0 has lost rank 2") == 2
-    assert "\x1b" not in out
-
-
-def test_on_a_terminal_it_is_shown_until_the_run_has_ended(run, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    sleep = "gfn_rb.training.cli.commands.time.sleep"
-    monkeypatch.setattr(sleep, lambda seconds: end_all(run, "done", "done", "done"))
-    assert main(["watch", str(run.path)]) == 0
-    assert "done" in capsys.readouterr().out

@@ -15,7 +15,6 @@ from gfn_rb.training.session import run as module
 from gfn_rb.training.session.folder import (
     RunFolder,
     RunLock,
-    StatusWriter,
     append_metrics,
     write_metrics,
 )
@@ -134,36 +133,17 @@ def test_the_lock_of_a_run_ends_with_the_process_that_had_it(tmp_path):
         lock.take(folder)
 
 
-def test_a_rank_tells_how_it_stands_and_how_fast_it_is(tmp_path, monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr("gfn_rb.training.session.folder.time.monotonic", lambda: clock[0])
-    folder, steps = RunFolder(tmp_path, 2), iter((10, 40, 41))
-    writer = StatusWriter(
-        folder, "worker", lambda: {"counts": {"steps": next(steps)}, "lost": {"1": "it died"}}
-    )
+def test_a_rank_writes_down_which_process_it_is(tmp_path):
+    folder = RunFolder(tmp_path, 2)
     for text in ("", "{", "[1]"):
-        folder.status.write_text(text)
-        assert folder.read_status() is None
-    writer()
-    first = folder.read_status()
-    assert abs(first.pop("time") - time.time()) < 600.0
-    assert first == {
-        "role": "worker", "host": socket.gethostname(), "process": os.getpid(), "state": "running",
-        "rates": {}, "counts": {"steps": 10}, "lost": {"1": "it died"},
-    }  # fmt: skip
-    clock[0] += 4.0
-    writer()  # too soon
-    assert folder.read_status()["counts"] == {"steps": 10}
-    clock[0] += 6.0
-    writer()
-    assert folder.read_status()["rates"] == {"steps": 3.0}
-    clock[0] += 1.0
-    writer("done")  # never too soon
-    assert folder.read_status()["state"] == "done"
-    assert folder.read_status()["rates"] == {"steps": 1.0}
-    assert [path.name for path in tmp_path.iterdir()] == ["status-rank2.json"]
-    # One that cannot be written costs no run.
-    StatusWriter(RunFolder(tmp_path / "gone"), "worker", lambda: {"counts": {}})()
+        folder.process.write_text(text)
+        assert folder.read_process() is None
+    folder.write_process()
+    known = folder.read_process()
+    assert abs(known.pop("time") - time.time()) < 600.0
+    assert known == {"host": socket.gethostname(), "process": os.getpid()}
+    assert [path.name for path in tmp_path.iterdir()] == ["process-rank2.json"]
+    RunFolder(tmp_path / "gone").write_process()  # one that cannot be written costs no run
 
 
 def take(trainer, steps):

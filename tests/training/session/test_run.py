@@ -80,7 +80,7 @@ def _quick_reports(finished, monkeypatch):
 
 
 def test_a_run_leaves_its_files(reference):
-    names = "checkpoint.gfnrb config.json metrics.csv previous.gfnrb report.png status.json"
+    names = "checkpoint.gfnrb config.json metrics.csv previous.gfnrb report.png"
     assert sorted(path.name for path in reference.iterdir()) == names.split()
     assert json.loads((reference / "config.json").read_text()) == GRID.to_dict()
     assert (reference / "report.png").read_bytes().startswith(b"\x89PNG")
