@@ -18,6 +18,7 @@ from gfn_rb.checkpoint import recover
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import RunResult, resume, train
 from gfn_rb.training.cli.tables import aligned_lines, inspection, ranks_lines, result_lines
+from gfn_rb.training.comparison import compare_runs
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.rules import groups_of
@@ -87,18 +88,11 @@ class Compare:
     """Columns of metrics.csv to compare by; by default three that are usual."""
     calls: int | None = None
     """Reward calls after which to compare; by default as many as the shortest run took."""
-    out: Path = Path("comparison.png")
-    """Picture to make or replace, in any format that matplotlib writes."""
 
     def __call__(self) -> int:
         """Do it, and return the exit code."""
-        from gfn_rb.training.report import comparison as report  # matplotlib takes long to load
-
-        report.check_format(self.out)
-        comparison = report.compare_runs(self.runs, self.metrics, self.calls)
-        report.write_comparison(self.out, comparison)
+        comparison = compare_runs(self.runs, self.metrics, self.calls)
         print(comparison.title, *aligned_lines(comparison.rows()), sep="\n")
-        print(f"picture  {self.out}")
         return 0
 
 

@@ -3,66 +3,46 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from matplotlib import colormaps, rc_context
-from matplotlib.artist import Artist
+from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gfn_rb.checkpoint.atomic import published
 
 # Distinct with any kind of colour vision (Okabe and Ito 2008).
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-COLORS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9", "#000000")
 GREY = "#767676"
 
 _COLUMNS = {1: 1, 2: 2, 4: 2, 7: 4, 8: 4}  # of panels, by their number; 3 for others
 _WIDTH, _HEIGHT = 5.4, 4.5  # of a panel, inches
-_LINE = 0.3  # height of a line of the headline or of the legend, inches
+_LINE = 0.3  # height of a line of the headline, inches
 
 
-def several_colors(n: int) -> list[str]:
-    """Return ``n`` different colours."""
-    if n <= len(COLORS):
-        return list(COLORS[:n])
-    return [to_hex(color) for color in colormaps["turbo"].resampled(n)(range(n))]
-
-
-def panel_grid(
-    n: int, headline: str, legend: Sequence[Artist] = (), labels: Sequence[str] = ()
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``n`` panels, between a wrapped headline and a legend of all panels."""
+def panel_grid(n: int, headline: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure of ``n`` panels below a wrapped headline."""
     n_columns = _COLUMNS.get(n, 3)
     n_rows = -(-n // n_columns)
     title = textwrap.wrap(headline, int(7 * _WIDTH * n_columns))  # 7 letters per inch
-    longest = max(map(len, labels), default=0)
-    n_labels = max(1, int(_WIDTH * n_columns / (0.6 + 0.1 * longest)))  # in a line of the legend
     width, above = _WIDTH * n_columns, _LINE * len(title)
-    below = _LINE * -(-len(labels) // n_labels)
-    height = _HEIGHT * n_rows + above + below
+    height = _HEIGHT * n_rows + above
     figure = Figure(figsize=(width, height), dpi=110)
     # Fixed margins, in inches: matplotlib's layout engines take half of a short run's time.
     figure.subplots_adjust(
         left=0.9 / width, right=1 - 0.2 / width, wspace=0.25, hspace=0.35,
-        top=1 - (0.5 + above) / height, bottom=(0.65 + below) / height,
+        top=1 - (0.5 + above) / height, bottom=0.65 / height,
     )  # fmt: skip
     figure.suptitle("\n".join(title), fontsize=13, fontweight="bold", y=1 - 0.1 / height)
-    if legend:
-        figure.legend(legend, labels, loc="lower center", ncols=n_labels, frameon=False)
     return figure, [figure.add_subplot(n_rows, n_columns, 1 + i) for i in range(n)]
 
 
-def write_figure(path: Path, figure: Figure, kind: str = "png") -> None:
-    """Write a figure in one of matplotlib's formats; the file appears when it is complete."""
+def write_figure(path: Path, figure: Figure) -> None:
+    """Write a figure as PNG; the file appears when it is complete."""
     # Glyphs without hinting take less time, and look the same at this size.
     with published(path) as stream, rc_context({"text.hinting": "none"}):
         # Half of the time, for a tenth of the size.
-        options: dict[str, Any] = {"pil_kwargs": {"compress_level": 1}} if kind == "png" else {}
-        figure.savefig(stream, format=kind, **options)
+        figure.savefig(stream, format="png", pil_kwargs={"compress_level": 1})
 
 
 def finish(axes: Axes, title: str, ylabel: str) -> None:

@@ -117,7 +117,7 @@ TOGETHER = (  # so that each option has an effect
     "--beta 2.0 --backward learned --modes published --share-trunk --keep.no-unique",
     "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --search 1 --search.back-ratio 0.25 "
     "--hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
-    "--logger csv --out run --transport local --metrics elbo correlation --metrics.samples 20 "
+    "--out run --transport local --metrics elbo correlation --metrics.samples 20 "
     "--metrics.backward 3 --separated-modes 0.9 --separated-modes.cutoff 1.0",
     "--average-gradients --draw priority --keep top",
 )
@@ -181,19 +181,16 @@ def test_runs_are_compared(capsys):
         main([*GRID, "--steps", "5", "--seed", seed, "--out", f"run{seed}"])
     capsys.readouterr()
     assert main(["compare", "run1", "run2"]) == 0
-    title, heading, row, picture = capsys.readouterr().out.splitlines()
+    title, heading, row = capsys.readouterr().out.splitlines()
     assert title.startswith("hypergrid after 40 reward calls, mean ± standard deviation")
     names = "configuration seeds modes found total variation accuracy seconds"
     assert heading.split() == names.split()
     assert row.split()[:2] == ["hypergrid", "2"]
-    assert picture == "picture  comparison.png"
-    assert Path("comparison.png").read_bytes().startswith(b"\x89PNG")
-    options = ["--metrics", "spearman", "loss", "--calls", "20", "--out", "two.svg"]
+    options = ["--metrics", "spearman", "loss", "--calls", "20"]
     assert main(["compare", "run1", *options]) == 0
     out = capsys.readouterr().out
     assert "hypergrid after 20 reward calls" in out
     assert "spearman" in out
-    assert Path("two.svg").exists()
     assert refusal(capsys, "compare", "run1", "run1")[0] == 2
 
 

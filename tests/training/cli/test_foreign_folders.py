@@ -14,7 +14,6 @@ from training.training_runs import GRID
 
 from gfn_rb.checkpoint import save_state
 from gfn_rb.training.cli import main
-from gfn_rb.training.report import comparison
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 MEASURED = {"reward_calls": 96, "modes_found": 4, "total_variation": 0.25, "loss": None}
@@ -47,13 +46,12 @@ def place(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _bounded(place, monkeypatch):
-    """Look at the run without a picture, and for a few seconds at most."""
+    """Look at the run for a few seconds at most."""
 
     def hangs(*_):
         raise AssertionError("a command hangs")
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr(comparison, "write_comparison", lambda *_: None)
     before = signal.signal(signal.SIGALRM, hangs)
     signal.alarm(60)
     yield
@@ -199,10 +197,3 @@ def test_a_class_is_imported_by_resume_alone_and_from_elsewhere(
     assert "must not be imported from" in err or "No module named" in err
     assert not (place / "imported").exists()
     assert not (place / "run" / "imported").exists()
-
-
-def test_a_formula_in_a_name_is_drawn_as_text(place, monkeypatch):
-    monkeypatch.undo()
-    monkeypatch.chdir(place)
-    with written(place / "run" / "config.json", json.dumps({**GRID.to_dict(), "env": "$\\frac$"})):
-        assert main(["compare", "run", "--out", "picture.svg"]) == 0

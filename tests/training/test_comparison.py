@@ -2,13 +2,11 @@ import json
 import math
 from statistics import mean, stdev
 
-import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli.tables import aligned_lines
-from gfn_rb.training.report.comparison import compare_runs, draw_comparison, write_comparison
+from gfn_rb.training.comparison import compare_runs
 
 ENV = "my.module:MyConfig"
 
@@ -48,11 +46,7 @@ def runs(tmp_path):
 
 
 def values(comparison, metric):
-    at = np.array([float(comparison.calls)])
-    return {
-        each.label: tuple(float(number[0]) for number in each.at(metric, at))
-        for each in comparison.configurations
-    }
+    return {each.label: each.at(metric, comparison.calls) for each in comparison.configurations}
 
 
 def test_seeds_of_a_configuration_are_averaged(runs):
@@ -111,29 +105,6 @@ def test_lines_are_aligned(runs):
     assert lines[1] == "draw=rank          2   11.0 ± 1.4  0.2500 ± 0.0707  2.0000 ± 0.0000"
     assert lines[2] == "draw=softmax       1         20.0           0.6000           1.3333"
     assert len(set(map(len, lines))) == 1
-
-
-def test_the_picture_shows_means_and_spread(runs):
-    figure = draw_comparison(compare_runs(runs, ["modes_found", "total_variation"]))
-    modes, variation = figure.axes
-    drawn = {line.get_label(): line.get_xydata().T for line in modes.get_lines()}
-    np.testing.assert_allclose(drawn["draw=rank (2 seeds)"], [[0, 100, 200], [0, 5.5, 11]])
-    np.testing.assert_allclose(drawn["draw=softmax"], [[0, 100, 400], [0, 10, 40]])
-    band = modes.collections[0].get_paths()[0].vertices
-    assert band[:, 1].max() == pytest.approx(11 + stdev([10, 12]))
-    assert variation.get_title(loc="left") == "total variation (lower is better)"
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == list(drawn)[:2]
-
-
-def test_the_picture_is_written_in_the_format_of_its_name(runs, tmp_path):
-    comparison = compare_runs(runs)
-    write_comparison(tmp_path / "c.png", comparison)
-    assert min(imread(tmp_path / "c.png").shape[:2]) > 400
-    write_comparison(tmp_path / "c.PDF", comparison)
-    assert (tmp_path / "c.PDF").read_bytes().startswith(b"%PDF")
-    with pytest.raises(ArgumentError, match=r"out must end in one of .*png.*, got .*c\.doc"):
-        write_comparison(tmp_path / "c.doc", comparison)
 
 
 def refused(*paths, **options):

@@ -9,22 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
 from gfn_rb.training.config import flat
-from gfn_rb.training.report.style import (
-    finish,
-    number_calls,
-    panel_grid,
-    scale_if_wide,
-    several_colors,
-    write_figure,
-)
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import printable, read_metrics
 
@@ -33,26 +21,13 @@ USUAL = (
     *("modes_found", "separated_modes", "total_variation", "accuracy", "spearman", "log_z_gap"),
     *("top_100_score", "loss"),
 )
-HIGHER_IS_BETTER = {
-    *("modes_found", "separated_modes", "distinct_reward_calls", "top_100_score"),
-    *("top_100_diversity", "accuracy", "spearman", "pearson", "elbo"),
-}
-LOWER_IS_BETTER = {
-    *("total_variation", "jensen_shannon_distance", "log_z_gap", "log_z_importance_gap"),
-    *("eubo", "time_total"),
-}
 # Options that change nothing of what is learnt.
 _BESIDE = {
-    *("seed", "threads", "eval_every", "checkpoint_every", "logger", "patience"),
+    *("seed", "threads", "eval_every", "checkpoint_every", "patience"),
     *("format", "metrics", "metrics.samples", "metrics.backward"),
 }
 _MAX_CALLS = 2**53  # beyond which doubles leave out whole numbers
 _UNTRAINED = {"log_z", "log_z_gap"}  # any number before the first step
-
-
-def direction(metric: str) -> int:
-    """Return 1 where higher is better, -1 where lower is; 0 where nobody knows."""
-    return (metric in HIGHER_IS_BETTER) - (metric in LOWER_IS_BETTER)
 
 
 Columns = dict[str, Float64[np.ndarray, "k"]]
@@ -74,16 +49,16 @@ class FinishedRun(NamedTuple):
         """Whether a metric was ever measured."""
         return bool(np.isfinite(self.columns.get(metric, np.zeros(0))).any())
 
-    def at(self, metric: str, calls: Float64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return a metric after numbers of reward calls, linear between rows; NaN beyond them."""
+    def at(self, metric: str, calls: int) -> float:
+        """Return a metric after a number of reward calls, linear between rows; NaN beyond them."""
         x = self.columns["reward_calls"]
         y = self.columns.get(metric, np.full_like(x, np.nan))
         known = np.isfinite(y)
         if metric in _UNTRAINED and "step" in self.columns:
             known &= self.columns["step"] > 0
         if not known.any():
-            return np.full_like(calls, np.nan)
-        return np.interp(calls, x[known], y[known], left=np.nan, right=np.nan)
+            return math.nan
+        return float(np.interp(calls, x[known], y[known], left=np.nan, right=np.nan))
 
 
 class Configuration(NamedTuple):
@@ -92,14 +67,10 @@ class Configuration(NamedTuple):
     label: str
     runs: list[FinishedRun]
 
-    def at(
-        self, metric: str, calls: Float64[np.ndarray, "n"]
-    ) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n"]]:
+    def at(self, metric: str, calls: int) -> tuple[float, float]:
         """Return mean and standard deviation over the seeds; of one seed the latter is NaN."""
-        values = np.stack([run.at(metric, calls) for run in self.runs])
-        if len(self.runs) == 1:
-            return values[0], np.full_like(calls, np.nan)
-        return values.mean(0), values.std(0, ddof=1)
+        values = np.array([run.at(metric, calls) for run in self.runs])
+        return float(values.mean()), math.nan if len(values) == 1 else float(values.std(ddof=1))
 
 
 class Comparison(NamedTuple):
@@ -131,8 +102,7 @@ class Comparison(NamedTuple):
 
 def _column(configurations: Iterable[Configuration], metric: str, calls: int) -> list[str]:
     """Return the cells of a column; counts and large numbers have fewer digits."""
-    at = np.array([float(calls)])
-    numbers = [tuple(float(value[0]) for value in each.at(metric, at)) for each in configurations]
+    numbers = [each.at(metric, calls) for each in configurations]
     means = [mean for mean, _ in numbers if math.isfinite(mean)]
     is_count = metric in ("modes_found", "separated_modes", "distinct_reward_calls")
     largest = max(map(abs, means), default=0.0)
@@ -241,49 +211,3 @@ def _joined(tables: Sequence[Columns]) -> Columns:
     joined = {name: np.mean([table[name][:n] for table in tables], axis=0) for name in names}
     joined["reward_calls"] *= len(tables)
     return joined
-
-
-def check_format(path: Path) -> str:
-    """Return the format that a picture's name asks for."""
-    known = FigureCanvasAgg.get_supported_filetypes()
-    ending = path.suffix.lower().removeprefix(".")
-    if ending not in known:
-        raise ArgumentError(f"out must end in one of {', '.join(sorted(known))}, got {path}")
-    return ending
-
-
-def write_comparison(path: Path, comparison: Comparison) -> None:
-    """Draw a comparison and write it in the format of its name."""
-    write_figure(path, draw_comparison(comparison), check_format(path))
-
-
-def draw_comparison(comparison: Comparison) -> Figure:
-    """Return a panel for each metric: means over seeds against reward calls, and their spread."""
-    configurations = comparison.configurations
-    headline = f"{comparison.env}, mean ± standard deviation over seeds"
-    n_runs = [len(each.runs) for each in configurations]
-    seeds = ["" if n == 1 else f" ({n} seeds)" for n in n_runs]
-    labels = [each.label + n for each, n in zip(configurations, seeds, strict=True)]
-    headline, *labels = (text.replace("$", r"\$") for text in (headline, *labels))  # no formulas
-    colors = several_colors(len(labels))
-    legend = [Line2D([], [], color=color, linewidth=2.2) for color in colors]
-    figure, panels = panel_grid(len(comparison.metrics), headline, legend, labels)
-    for axes, metric in zip(panels, comparison.metrics, strict=True):
-        for each, color, label in zip(configurations, colors, labels, strict=True):
-            _draw(axes, each, metric, color, label)
-        axes.axvline(comparison.calls, color="0.7", linestyle=":")
-        number_calls(axes, "reward calls")
-        if "loss" in metric:
-            scale_if_wide(axes)
-        words = metric.replace("_", " ")
-        better = {1: " (higher is better)", -1: " (lower is better)", 0: ""}[direction(metric)]
-        finish(axes, words + better, words)
-    return figure
-
-
-def _draw(axes: Axes, each: Configuration, metric: str, color: str, label: str) -> None:
-    calls = np.unique(np.concatenate([run.columns["reward_calls"] for run in each.runs]))
-    calls = calls[calls <= min(run.calls for run in each.runs)]
-    mean, spread = each.at(metric, calls)
-    axes.plot(calls, mean, color=color, linewidth=2.2, label=label)
-    axes.fill_between(calls, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
