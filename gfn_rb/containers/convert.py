@@ -79,20 +79,6 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
     return assemble(values, (len(row),), td.device)
 
 
-def states_of_trajectories(td: TensorDictBase) -> TensorDict:
-    """Split the fields of ``Trajectories`` into one row per visited state, without the sink."""
-    row, step = real_steps(td).nonzero(as_tuple=True)
-    is_exit = step == exit_step(td)[row]
-    # Of the two ends of a step the one nearer the source comes first forward, last backward.
-    values: Columns = {
-        keys.STATE: td.get(keys.STATE)[row, step + direction(td)[row]],
-        keys.IS_TERMINATING: is_exit,
-        keys.LOG_REWARD: td.get(keys.LOG_REWARD)[row].where(is_exit, -torch.inf),
-        keys.CONDITION: _at(td, keys.CONDITION, row),
-    }
-    return assemble(values, (len(row),), td.device)
-
-
 def states_of_transitions(td: TensorDictBase) -> TensorDict:
     """Give the end of each transition, from its fields, that is nearer the source."""
     state, is_backward = td.get(keys.STATE), td.get(keys.IS_BACKWARD, None)

@@ -81,7 +81,7 @@ class Trajectories(Container):
 
     def to_states(self) -> States:
         """Give one row per visited state, source included and sink left out, in order."""
-        return States.wrap(convert.states_of_trajectories(self._td))
+        return self.to_transitions().to_states()
 
     def reverse(self) -> Trajectories:
         """Turn every row around: forward rows become backward ones and the other way about.

@@ -62,9 +62,6 @@ C = TypeVar("C", bound=Container)
 Penalty = Callable[[Tensor], Tensor]
 
 
-# What a constraint is averaged over: all rows, or as torchgfn does, those that have it.
-Average = Literal["rows", "constrained"]
-
 # Where log P_F comes from: computed anew, or as it was stored when the rows were sampled.
 LogPF = Literal["computed", "stored"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -10,11 +10,11 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.arguments import require_choice, require_kind
+from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.losses.base import Average, BalanceLoss, C, require_finite, require_numbered
+from gfn_rb.losses.base import BalanceLoss, C, require_finite, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import StateModule, rows_for
@@ -148,8 +148,6 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
             :class:`~gfn_rb.policies.UniformBackwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
-        average: rows that each constraint is averaged over: "rows" for all rows, "constrained" for
-            the rows that have the constraint, as in torchgfn.
         **options: keywords below.
 
     Keyword Args:
@@ -172,8 +170,6 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
         env: GFNEnv,
-        *,
-        average: Average = "rows",
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, backward_policy, env, **options)
@@ -183,18 +179,6 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
                 f"log_pf must be 'computed' for {type(self).__name__}, which also asks for that of "
                 f"the exits not taken, got {self.log_pf!r}"
             )
-        require_choice("average", average, get_args(Average))
-        self.average = average
-
-    def evaluate(
-        self, batch: Transitions | TensorDictBase
-    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """Return the cost of each row, whose mean is the loss, and its residual."""
-        rows = self._rows(batch)
-        cost, residual = super().evaluate(rows)
-        if self.average == "constrained":
-            cost = cost * (len(cost) / (~rows.is_terminating).sum().clamp(min=1))
-        return cost, residual
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient; 0 for terminating rows.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
-from gfn_rb.arguments import require_choice
 from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.losses.base import Average, SumLoss, require_finite, require_numbered
+from gfn_rb.losses.base import SumLoss, require_finite, require_numbered
 from gfn_rb.rollout.log_probs import places
 from gfn_rb.rollout.outputs import policy_outputs, require_direction, require_memoryless
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -33,9 +31,7 @@ class FlowMatching(SumLoss[States]):
 
         delta_R(x) = log F(x, exit) - log R(x)
 
-    The loss is the mean over rows of delta^2 + reward_weight * delta_R^2. With
-    ``average="constrained"``, as in torchgfn, it is the mean of delta^2 over rows other than the
-    source plus the mean of reward_weight * delta_R^2 over terminating rows.
+    The loss is the mean over rows of delta^2 + delta_R^2.
 
     The network is called once, on the states and all their parents.
 
@@ -43,9 +39,6 @@ class FlowMatching(SumLoss[States]):
         forward_policy: module whose logits are log F(s, a), such as
             :class:`~gfn_rb.policies.ForwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
-        reward_weight: weight of the rewards among the constraints, above 0.
-        average: rows that each constraint is averaged over: "rows" for all rows, "constrained" for
-            the rows that have the constraint, as in torchgfn.
         **options: keywords below.
 
     Keyword Args:
@@ -64,23 +57,11 @@ class FlowMatching(SumLoss[States]):
     is_signed = False
     scales = ("forward_policy.head.bias",)
 
-    def __init__(
-        self,
-        forward_policy: TensorDictModuleBase,
-        env: GFNEnv,
-        *,
-        reward_weight: float = 1.0,
-        average: Average = "rows",
-        **options: Any,
-    ) -> None:
+    def __init__(self, forward_policy: TensorDictModuleBase, env: GFNEnv, **options: Any) -> None:
         super().__init__(forward_policy, env, **options)
         require_numbered(env, self)
         if require_direction(forward_policy, "forward_policy"):
             raise ArgumentError("forward_policy must have is_backward False, got True")
-        if not 0 < reward_weight < math.inf:
-            raise ArgumentError(f"reward_weight must be a positive number, got {reward_weight!r}")
-        require_choice("average", average, get_args(Average))
-        self.reward_weight, self.average = reward_weight, average
 
     def terms(
         self, batch: States | TensorDictBase
@@ -98,11 +79,7 @@ class FlowMatching(SumLoss[States]):
         flow = (inflow - outflow).where(inner, 0)
         delta = torch.stack([flow, at_exit["log F(exit)"] - at_exit["log_reward"]], 1)
         require_finite(delta, {**at_exit, "log F": inflow + outflow})
-        has = torch.stack([inner, ends], 1)
-        weight = torch.stack([inner, ends * self.reward_weight], 1).to(delta.dtype)
-        if self.average == "constrained":
-            weight = weight * (len(has) / has.sum(0).clamp(min=1))
-        return delta, weight
+        return delta, torch.stack([inner, ends], 1).to(delta.dtype)
 
     def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
         states = fresh.to_states()

@@ -302,13 +302,6 @@ def test_its_networks_are_its_parts_and_the_environment_is_not(name):
 # Bad input.
 
 
-@pytest.mark.parametrize("name", ["fm", "mdb"])
-def test_an_unknown_average_is_refused(name, unchecked):
-    networks = {key: new_networks(HyperGrid(2, 3))[key] for key in LOSSES[name].networks}
-    with pytest.raises(ArgumentError, match="average must be 'rows' or 'constrained', got 'all'"):
-        LOSSES[name](env=HyperGrid(2, 3), average="all", **networks)
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_bare_modules_are_refused_by_name(name, unchecked):
     env = HyperGrid(2, 3)
