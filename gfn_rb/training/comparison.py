@@ -18,7 +18,7 @@ from gfn_rb.training.session.reading import printable, read_metrics
 
 # Default metrics of a comparison: the first three of these that all runs have.
 USUAL = (
-    *("modes_found", "separated_modes", "total_variation", "accuracy", "spearman", "log_z_gap"),
+    *("modes_found", "total_variation", "accuracy", "spearman", "log_z_gap"),
     *("top_100_score", "loss"),
 )
 # Options that change nothing of what is learnt.
@@ -104,7 +104,7 @@ def _column(configurations: Iterable[Configuration], metric: str, calls: int) ->
     """Return the cells of a column; counts and large numbers have fewer digits."""
     numbers = [each.at(metric, calls) for each in configurations]
     means = [mean for mean, _ in numbers if math.isfinite(mean)]
-    is_count = metric in ("modes_found", "separated_modes", "distinct_reward_calls")
+    is_count = metric in ("modes_found", "distinct_reward_calls")
     largest = max(map(abs, means), default=0.0)
     digits = 1 if is_count or largest >= 100 else 2 if largest >= 10 else 4
 

@@ -315,16 +315,6 @@ class MetricsOptions:
 
 
 @dataclass(frozen=True)
-class SeparatedModesOptions:
-    """Modes counted by distance: objects of high score that are far from each other."""
-
-    score: _Own[FiniteFloat | None] = None
-    """Lowest score of such a mode."""
-    cutoff: NonNegativeFloat = 0.0
-    """Minimum distance of two modes, in different places or in steps on a grid."""
-
-
-@dataclass(frozen=True)
 class ManagersOptions:
     """Ranks that keep the best items of all ranks instead of training."""
 
@@ -466,8 +456,5 @@ class GeneralOptions:
     teacher: Annotated[TeacherOptions, _described(TeacherOptions)] = TeacherOptions()
     anneal: Annotated[AnnealOptions, _described(AnnealOptions)] = AnnealOptions()
     metrics: Annotated[MetricsOptions, _described(MetricsOptions)] = MetricsOptions()
-    separated_modes: Annotated[SeparatedModesOptions, _described(SeparatedModesOptions)] = (
-        SeparatedModesOptions()
-    )
     managers: Annotated[ManagersOptions, _described(ManagersOptions)] = ManagersOptions()
     feed: Annotated[FeedOptions, _described(FeedOptions)] = FeedOptions()

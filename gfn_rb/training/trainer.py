@@ -33,7 +33,7 @@ from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.torchrl_compat import member_buffers
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, SeparatedModes, norm_distance
+from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
 from gfn_rb.training.objectives import (
     backward_policy,
     convert,
@@ -345,14 +345,12 @@ class Trainer:
 
 
 def _make_discovery(config: TrainConfig, env: GFNEnv) -> DiscoveryMetrics:
-    between, separated = config.make_distance(), None
+    between = config.make_distance()
     if callable(between):
         distance: Distance = lambda a, b: between(flat_rows(a), flat_rows(b))  # noqa: E731
     else:
         distance = norm_distance(between)
-    if (modes := config.separated_modes).score is not None:
-        separated = SeparatedModes(modes.score, modes.cutoff, distance)
-    return DiscoveryMetrics(env, distance, separated)
+    return DiscoveryMetrics(env, distance)
 
 
 def _seeds(seed: int, stream: int) -> list[int]:

@@ -32,7 +32,6 @@ _OTHERS = {
     "elbo": "evidence lower bound",
     "eubo": "evidence upper bound",
     "log_z_importance": "log Z by importance weights",
-    "separated_modes": "modes by distance",
     "top_100_diversity": "mean distance between the best 100",
 }
 

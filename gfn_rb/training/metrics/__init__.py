@@ -3,7 +3,6 @@
 from gfn_rb.numerics.near.distances import tanimoto_distance
 from gfn_rb.training.metrics.discovery import (
     DiscoveryMetrics,
-    SeparatedModes,
     mean_distance,
     norm_distance,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "Evaluation",
     "ExactFit",
     "Fit",
-    "SeparatedModes",
     "accuracy",
     "check_metrics",
     "draw_from_target",

@@ -11,7 +11,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ShapeError
 from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.numerics.near.distances import Distance, greedy
+from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -44,55 +44,11 @@ def mean_distance(state: Shaped[Tensor, "n *state"], distance: Distance = HAMMIN
     n = len(state)
     if n < 2:
         return None
-    apart = _measured(distance, state, state).double()
+    apart = distance(state, state)
+    if apart.shape != (n, n):
+        raise ShapeError(f"distance must return shape {[n, n]}, got {list(apart.shape)}")
+    apart = apart.double()
     return float((apart.sum() - apart.trace()) / (n * (n - 1)))
-
-
-class SeparatedModes:
-    """Counts good objects that are far apart: of score above a threshold and far from each other.
-
-    In descending order of score, an object of at least ``threshold`` is a new mode if its distance
-    to every mode so far is above ``cutoff`` (Bengio et al. 2021, arXiv:2106.04399).
-
-    Args:
-        threshold: lowest score of a mode.
-        cutoff: distance that modes exceed.
-        distance: symmetric callable between states.
-
-    Attributes:
-        state: the modes, [m, *S]; None before the first.
-    """
-
-    def __init__(self, threshold: float, cutoff: float, distance: Distance = HAMMING) -> None:
-        self.threshold, self.cutoff, self.distance = threshold, cutoff, distance
-        self.state: Tensor | None = None
-
-    def __len__(self) -> int:
-        return 0 if self.state is None else len(self.state)
-
-    def add(self, state: Shaped[Tensor, "n *state"], score: Float[Tensor, "n"]) -> None:
-        """Add the modes among some objects, the best first.
-
-        Raises:
-            ShapeError: the distance returns another shape than [n, m].
-        """
-        value, order = score.sort(descending=True, stable=True)
-        candidate = state[order[value >= self.threshold]]
-        if self.state is not None and len(candidate):
-            apart = _measured(self.distance, candidate, self.state) > self.cutoff
-            candidate = candidate[apart.all(1)]
-        if len(candidate):
-            near = _measured(self.distance, candidate, candidate) <= self.cutoff
-            better, worse = near.triu(1).nonzero(as_tuple=True)
-            new = candidate[greedy(len(candidate), better, worse)]
-            self.state = new if self.state is None else torch.cat([self.state, new])
-
-
-def _measured(distance: Distance, a: Tensor, b: Tensor) -> Tensor:
-    apart = distance(a, b)
-    if apart.shape != (len(a), len(b)):
-        raise ShapeError(f"distance must return shape {[len(a), len(b)]}, got {list(apart.shape)}")
-    return apart
 
 
 N_TOP = 100
@@ -104,13 +60,10 @@ class DiscoveryMetrics:
     Args:
         env: the environment.
         distance: callable between states; measures the diversity of the best 100.
-        separated: further modes to count, by a threshold and a distance.
     """
 
-    def __init__(
-        self, env: GFNEnv, distance: Distance = HAMMING, separated: SeparatedModes | None = None
-    ) -> None:
-        self._env, self._distance, self._separated = env, distance, separated
+    def __init__(self, env: GFNEnv, distance: Distance = HAMMING) -> None:
+        self._env, self._distance = env, distance
         self.calls = 0
         device = env.source_state.device
         self.top: Float[Tensor, "k"] = torch.zeros(0, device=device)
@@ -126,8 +79,6 @@ class DiscoveryMetrics:
         fresh = state[new], trajectories.log_reward[new]
         self._modes.add(self._env.modes_reached(*fresh))
         score = self._env.score(*fresh)
-        if self._separated is not None:
-            self._separated.add(fresh[0], score)
         self.top, best = torch.cat([self.top, score]).sort(descending=True)
         self.top_state = torch.cat([self.top_state, fresh[0]])[best[:N_TOP]]
         self.top = self.top[:N_TOP]
@@ -149,12 +100,10 @@ class DiscoveryMetrics:
 
     def columns(self) -> dict[str, int | float | None]:
         """Return the counts, and mean score and diversity of the best, by name."""
-        separated = self._separated
         return {
             "reward_calls": self.calls,
             "distinct_reward_calls": self.distinct_calls,
             "modes_found": self.modes_found,
-            **({} if separated is None else {"separated_modes": len(separated)}),
             "top_100_score": self.top_score,
             "top_100_diversity": mean_distance(self.top_state, self._distance),
         }
@@ -167,7 +116,6 @@ class DiscoveryMetrics:
             "modes": self._modes.keys(),
             "top": self.top,
             "top_state": self.top_state,
-            "separated": None if self._separated is None else self._separated.state,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -179,9 +127,6 @@ class DiscoveryMetrics:
         device = self._env.source_state.device
         self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)
         self.top_state = state_dict["top_state"].to(device)
-        if self._separated is not None:
-            separated = state_dict["separated"]
-            self._separated.state = None if separated is None else separated.to(device)
         self._seen, self._modes = KeySet(device), KeySet(device)
         self._seen.add(state_dict["seen"].to(device))
         self._modes.add(state_dict["modes"].to(device))

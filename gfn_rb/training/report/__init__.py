@@ -59,10 +59,7 @@ class Curve(NamedTuple):
     style: str = "-"
 
 
-MODES = (
-    Curve("modes_found", "modes", BLUE),
-    Curve("separated_modes", "modes by distance", GREEN, "-."),
-)
+MODES = (Curve("modes_found", "modes", BLUE),)
 TOP = (Curve("top_100_score", "best 100", BLUE),)
 DISTANCES = (
     Curve("total_variation", "total variation", BLUE),
@@ -140,7 +137,7 @@ def chosen_panels(data: ReportData) -> list[Callable[[Axes, ReportData], None]]:
     agreement = "Agreement of policy and target", "1 for an exact policy"
     losses = f"Loss ({data.trainer.config.loss})", "mean since the last point"
     chosen = [
-        (draw_modes, any(data.has(each.key, above=0.0) for each in MODES)),
+        (draw_modes, data.has("modes_found", above=0.0)),
         (_curves(TOP, "Best 100 found", "mean score"), not is_measured),
         (draw_rewards, True),
         (_curves(DISTANCES, *distances), is_measured),

@@ -118,7 +118,7 @@ TOGETHER = (  # so that each option has an effect
     "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --search 1 --search.back-ratio 0.25 "
     "--hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
     "--out run --transport local --metrics elbo correlation --metrics.samples 20 "
-    "--metrics.backward 3 --separated-modes 0.9 --separated-modes.cutoff 1.0",
+    "--metrics.backward 3",
     "--average-gradients --draw priority --keep top",
 )
 
@@ -159,7 +159,7 @@ def test_groups_have_boxes_of_their_own(capsys):
     with pytest.raises(SystemExit):
         main(["train", "hypergrid", "--draw", "softmax", "--help"])
     out = capsys.readouterr().out
-    groups = ["draw", "keep", "search", "teacher", "anneal", "metrics", "separated-modes",
+    groups = ["draw", "keep", "search", "teacher", "anneal", "metrics",
               "managers", "feed"]  # fmt: skip
     assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups
     assert "--draw.temperature FLOAT" in out

@@ -45,13 +45,12 @@ def test_the_final_table_states_what_came_out():
 
 
 def test_what_was_measured_besides_is_shown():
-    more = {"spearman": 0.5, "elbo": 2.25, "eubo": None, "separated_modes": 1200}
+    more = {"spearman": 0.5, "elbo": 2.25, "eubo": None}
     shown = values(result_lines(trained(WARM_GRID, 1), {**ROW, **more}))
     assert shown["total variation, policy to target"] == "0.1235 (exact, mean over 5 conditions)"
     assert "true" in shown["log Z"]
     assert shown["Spearman, log P(x) with log R(x)"] == "0.5000"
     assert shown["evidence lower bound"] == "2.2500"
-    assert shown["modes by distance"] == "1,200"
     assert "evidence upper bound" not in shown
     row = {name: ROW[name] for name in ROW if name not in ("modes_found", "total_variation")}
     shown = values(result_lines(trained(RNA, 1), {**row, "modes_found": 1234}))

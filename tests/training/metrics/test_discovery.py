@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs import HyperGrid, TFBind8
+from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ShapeError
-from gfn_rb.training.metrics import DiscoveryMetrics, SeparatedModes, mean_distance, norm_distance
+from gfn_rb.training.metrics import DiscoveryMetrics, mean_distance, norm_distance
 from gfn_rb.training.metrics.discovery import KeySet
 
 # On the 8 x 8 grid the modes are the four states whose coordinates are 1 or 6, of reward 2.6; the
@@ -91,21 +91,6 @@ def test_the_best_are_compared_with_each_other(discovery):
     assert steps.columns()["top_100_diversity"] == pytest.approx(20 / 3)
 
 
-def test_modes_are_also_counted_by_distance():
-    """At height 31 the inner bands are {4, 5} and {25, 26}, of one mode each."""
-    env = HyperGrid(1, 31)
-    discovery, restored = (
-        DiscoveryMetrics(env, separated=SeparatedModes(2.5, 1.0, CITY_BLOCK)) for _ in range(2)
-    )
-    discovery.add(ending_in(env, torch.tensor([[4], [5], [5], [20]])))
-    assert discovery.columns()["separated_modes"] == discovery.columns()["modes_found"] == 1
-    restored.load_state_dict(discovery.state_dict())
-    for each in (discovery, restored):
-        each.add(ending_in(env, torch.tensor([[4], [5], [25], [26]])))
-        assert each.columns()["separated_modes"] == 2
-        assert each.columns()["modes_found"] == 2
-
-
 def test_the_top_forgets_what_is_not_among_the_100_best():
     discovery = Counted(HyperGrid(1, 401))
     x = torch.arange(401)[:, None]
@@ -163,36 +148,3 @@ def test_mean_distance_by_hand():
     assert mean_distance(state, lambda a, b: (a.sum(1)[:, None] - b.sum(1)).abs()) == 2
     with pytest.raises(ShapeError, match=r"distance must return shape \[3, 3\], got \[3\]"):
         mean_distance(state, lambda a, b: torch.zeros(3))
-
-
-def one_by_one(batches, threshold, cutoff):
-    """What going through each batch from its best does, slowly."""
-    modes = []
-    for batch in batches:
-        for state, score in sorted(batch, key=lambda item: -item[1]):
-            if score >= threshold and all(abs(state - mode) > cutoff for mode in modes):
-                modes.append(state)
-    return modes
-
-
-ITEMS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=10)
-
-
-@given(st.lists(ITEMS, max_size=4), st.integers(0, 3), st.integers(0, 4))
-def test_modes_are_separated_greedily(batches, threshold, cutoff):
-    modes = SeparatedModes(float(threshold), float(cutoff), CITY_BLOCK)
-    for batch in batches:
-        state = torch.tensor([[state] for state, _ in batch], dtype=torch.int64).reshape(-1, 1)
-        modes.add(state, torch.tensor([score for _, score in batch], dtype=torch.float32))
-    expected = one_by_one(batches, threshold, cutoff)
-    assert len(modes) == len(expected)
-    assert ([] if modes.state is None else modes.state[:, 0].tolist()) == expected
-
-
-def test_tfbind8_has_328_modes_more_than_one_letter_apart():
-    """As published: in descending score, down to 0.8892 when rounded (Kim et al. 2023)."""
-    env = TFBind8()
-    modes = SeparatedModes(0.88919, 1.0)
-    state = env.terminating_states()
-    modes.add(state, env.score(state))
-    assert len(modes) == 328

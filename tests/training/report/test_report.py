@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from training.training_runs import BITS, GRID, RNA, WARM_GRID, equal, grid, take, timeless, trained
 
-from gfn_rb.training import MetricsOptions, SeparatedModesOptions
+from gfn_rb.training import MetricsOptions
 from gfn_rb.training.report import OtherRanks, ReportData, draw_report, expected_modes, write_report
 
 
@@ -80,11 +80,8 @@ def test_what_a_task_has_is_shown(config, shown):
 
 
 def test_asking_for_more_shows_more(open_ended):
-    options = {"metrics": MetricsOptions(("elbo",), 20)}
-    config = replace(RNA, separated_modes=SeparatedModesOptions(0.1), **options)
-    drawn = panels(finished(config, 3))
+    drawn = panels(finished(replace(RNA, metrics=MetricsOptions(("elbo",), 20)), 3))
     assert set(lines(drawn["log Z"])) == {"learned", "importance", "ELBO"}
-    assert "modes by distance" in lines(drawn["Modes found"])
     assert set(lines(panels(open_ended)["log Z"])) == {"learned"}
 
 
