@@ -18,7 +18,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import Distance, check_norm
 from gfn_rb.numerics.near.index import NearIndex
-from gfn_rb.numerics.near.search import near_index
+from gfn_rb.numerics.near.neighbours import near_index
 from gfn_rb.shapes import Float64, Int64, Rows
 from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Evict, Tie

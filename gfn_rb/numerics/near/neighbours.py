@@ -1,4 +1,4 @@
-"""Rows within a distance of others."""
+"""Indexes of rows within a distance of others, and the one that suits rows and distance."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.near.distances import rough_distances, within
+from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.numerics.near.distances import Distance, rough_distances, within
 from gfn_rb.numerics.near.hashing import Multimap, RowHash, Spans, all_differ
-from gfn_rb.numerics.near.index import HeldRows, Pairs, PreparedRows
+from gfn_rb.numerics.near.index import Duplicates, HeldRows, NearIndex, Pairs, PreparedRows
 from gfn_rb.shapes import Shaped
 
+_COLUMNS = 3  # a group of fewer columns is equal too often
 BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
 _WORTHWHILE = 16  # a look-up that leaves more than one row in so many is dearer than all pairs
 _RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
@@ -22,6 +24,33 @@ _MOST_FLAGS = 2**22
 _FEWEST = 512  # rows that pivots are chosen for
 _MOST_PIVOTS = 1024
 _SAMPLE = 4096  # rows that pivots are chosen among
+
+
+def near_index(
+    capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
+) -> NearIndex:
+    """Return an empty index of rows within a cutoff of each other."""
+    if not isinstance(p, float):
+        return Measured(capacity, like, p, cutoff)
+    n_differ = _most_that_differ(like, p, cutoff)
+    if n_differ == 0:
+        return Duplicates(capacity, like)
+    if (n_differ + 1) * _COLUMNS <= like.shape[1]:
+        return ColumnGroups(capacity, like, p, cutoff, n_differ)
+    return Pivots(capacity, like, p, cutoff)
+
+
+def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
+    """Return in how many columns near rows can differ; integers differ by 1 or not at all."""
+    width = like.shape[1]
+    if cutoff == 0:
+        return 0
+    if p == 0:
+        return math.floor(min(cutoff, width))
+    if like.is_floating_point() or (p == math.inf and cutoff >= 1) or cutoff >= width:
+        return width
+    bound = cutoff**p if p < math.inf else 0.0
+    return math.floor(min(bound * (1 + 1e-9), width))
 
 
 class Neighbours(HeldRows):
@@ -265,6 +294,52 @@ class Pivots(Neighbours):
         self._radius[: self.length] = torch.cat([prepared.place.amin(1) for prepared in prepared])
         self._key_of[: self.length] = torch.cat([prepared.key for prepared in prepared])
         self._file_all()
+
+
+class Measured(HeldRows):
+    """An index that measures all pairs: no bound is known that would rule any of them out."""
+
+    chunk = 1024
+
+    def __init__(
+        self, capacity: int, like: Shaped[Tensor, "n d"], distance: Distance, cutoff: float
+    ) -> None:
+        super().__init__(capacity, like)
+        self.distance, self.cutoff = distance, cutoff
+
+    def sibling(self, capacity: int) -> Measured:
+        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
+        return Measured(capacity, self.rows, self.distance, self.cutoff)
+
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Return the rows as they are; see :meth:`NearIndex.prepare`."""
+        none = torch.empty((rows.shape[0], 0), dtype=torch.int64)
+        return PreparedRows(rows, none, none)
+
+    def near(self, prepared: PreparedRows) -> Pairs:
+        """Return the slots of near rows; see :meth:`NearIndex.near`."""
+        rows, none = prepared.rows, torch.empty(0, dtype=torch.int64)
+        step, found = max(1, BATCH_OF_PAIRS // max(1, rows.shape[0])), [(none, none)]
+        for start in range(0, self.length if len(rows) else 0, step):
+            stored = self.rows[start : min(start + step, self.length)]
+            i, j = self._near(rows, stored).nonzero().unbind(1)
+            found.append((i, j + start))
+        return _joined(found)
+
+    def near_each_other(self, prepared: PreparedRows) -> Pairs:
+        """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
+        i, j = self._near(prepared.rows, prepared.rows).triu(1).nonzero().unbind(1)
+        return i, j
+
+    def _near(self, a: Tensor, b: Tensor) -> Tensor:
+        apart = self.distance(a, b)
+        if apart.shape != (len(a), len(b)):
+            raise ShapeError(
+                f"distance must return shape {[len(a), len(b)]}, got {list(apart.shape)}"
+            )
+        if bool(apart.isnan().any()):
+            raise NaNError("distance must return numbers, got nan; nothing was written")
+        return apart <= self.cutoff
 
 
 def _far_apart(rows: Tensor, n: int, p: float) -> Tensor:

@@ -3,7 +3,7 @@ import torch
 
 from gfn_rb.numerics.near.choice import choose
 from gfn_rb.numerics.near.distances import distance
-from gfn_rb.numerics.near.search import near_index
+from gfn_rb.numerics.near.neighbours import near_index
 
 
 def one_by_one(held, held_key, rows, key, p, cutoff):

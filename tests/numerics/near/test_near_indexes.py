@@ -8,11 +8,10 @@ import torch
 from factories import DEVICES
 
 from gfn_rb.errors import NaNError, ShapeError
-from gfn_rb.numerics.near import neighbours, search
+from gfn_rb.numerics.near import neighbours
 from gfn_rb.numerics.near.distances import distance
 from gfn_rb.numerics.near.index import Duplicates
-from gfn_rb.numerics.near.neighbours import ColumnGroups, Pivots
-from gfn_rb.numerics.near.search import Measured, near_index
+from gfn_rb.numerics.near.neighbours import ColumnGroups, Measured, Pivots, near_index
 from gfn_rb.training.metrics import tanimoto_distance
 
 
@@ -123,8 +122,7 @@ INDEXES = [
 def test_near_rows_are_found(kind, make, p, cutoff, pairs, monkeypatch):
     monkeypatch.setattr(neighbours, "_FEWEST", 4)
     monkeypatch.setattr(neighbours, "_FEW", 6)
-    for module in (neighbours, search):
-        monkeypatch.setattr(module, "BATCH_OF_PAIRS", pairs)
+    monkeypatch.setattr(neighbours, "BATCH_OF_PAIRS", pairs)
     is_equality = kind is Duplicates
     index = kind(30, make(1, None), *(() if is_equality else (p, cutoff)))
     check_after_any_writes(index, make, p, cutoff, is_equality, rounds=25)
