@@ -159,8 +159,7 @@ def test_groups_have_boxes_of_their_own(capsys):
     with pytest.raises(SystemExit):
         main(["train", "hypergrid", "--draw", "softmax", "--help"])
     out = capsys.readouterr().out
-    groups = ["draw", "keep", "search", "teacher", "anneal", "metrics",
-              "managers", "feed"]  # fmt: skip
+    groups = ["draw", "keep", "search", "teacher", "anneal", "metrics", "managers", "feed"]
     assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups
     assert "--draw.temperature FLOAT" in out
 
