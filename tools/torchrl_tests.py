@@ -114,12 +114,13 @@ def table(theirs: _Outcomes, ours: _Outcomes) -> str:
         for test, (outcome, _) in outcomes.items():
             count[_class_of(test)][parts, outcome] += 1
     lines = [
-        "| tests | TorchRL's parts pass | ours pass | ours fail |",
-        "| --- | --- | --- | --- |",
+        "| tests | TorchRL's parts pass | are skipped | ours pass | are skipped | ours fail |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, n in [*sorted(count.items()), ("all", sum(count.values(), Counter()))]:
         if n["torchrl", "passed"] + n["torchrl", "failed"]:
-            cells = (n["torchrl", "passed"], n["gfn_rb", "passed"], n["gfn_rb", "failed"])
+            cells = [n[parts, what] for parts in PARTS for what in ("passed", "skipped")]
+            cells.append(n["gfn_rb", "failed"])
             lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     reasons: dict[str, list[str]] = defaultdict(list)
     for test, (outcome, why) in ours.items():
