@@ -388,7 +388,8 @@ class RaggedStorage(EncodedStorage):
         """
         if not len(slot) or self.device.type != "cpu":
             return dict.fromkeys(self._groups, slot[:0])
-        pages = {key: self._tables(key)[slot.unique()] for key in self._groups}
+        slot = torch.from_numpy(np.unique(slot.numpy()))
+        pages = {key: self._tables(key).index_select(0, slot) for key in self._groups}
         return {key: each[each > 0].to(torch.int64) for key, each in pages.items()}
 
     def _init(self, data: TensorDictBase) -> None:

@@ -161,8 +161,10 @@ class EncodedStorage(RowTensorStorage):
         """Return rows as writers handle them, checked against what is stored."""
 
     @abstractmethod
-    def write(self, slot: Int64[Tensor, "n"], rows: TensorDictBase) -> None:
-        """Write rows that :meth:`padded` returned."""
+    def write(
+        self, slot: Int64[Tensor, "n"], rows: TensorDictBase, *, set_cursor: bool = False
+    ) -> None:
+        """Write rows that :meth:`padded` returned, which count as new if the cursor is set."""
 
     @abstractmethod
     def padded_rows(self, index: Any) -> TensorDictBase:

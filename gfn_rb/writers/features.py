@@ -22,7 +22,6 @@ from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage, slots_to_allocate, stored_rows
 from gfn_rb.torchrl_compat import length_of
-from gfn_rb.writers.contents import content_columns, hashes_of
 from gfn_rb.writers.eviction_order import Moves
 
 Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
@@ -125,6 +124,8 @@ class ObjectColumns(Features):
             return torch.cat([self._columns(data, key) for key in keys], 1)
         columns = object_columns(data)
         if self._is_list:
+            from gfn_rb.writers.contents import hashes_of  # few buffers need it
+
             columns = hashes_of(row.tobytes() for row in columns.cpu().numpy())
         return columns
 
@@ -139,6 +140,8 @@ class ObjectColumns(Features):
             value = _entry(data, key)
             if isinstance(value, Tensor):
                 return equal_bits(self._checked(key, _flat(value)))
+        from gfn_rb.writers.contents import content_columns  # few buffers need it
+
         return content_columns(data, key, self._ragged.get(key, key), self._name)
 
     def _checked(self, key: NestedKey, entry: Tensor) -> Tensor:

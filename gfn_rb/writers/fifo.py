@@ -142,7 +142,8 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         data = self._layout.check(data, self._storage)
         storage, n = self._storage, data.shape[0]
         tensors = self._side_by_side(data)
-        if tensors is None:
+        is_encoded = isinstance(storage, EncodedStorage) and n <= storage.max_size
+        if tensors is None and not is_encoded:
             self._record(n)
             return super().extend(self._on_storage_device(data))
         start, size = write_cursor(self), storage.max_size
@@ -152,7 +153,10 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         set_write_cursor(self, (start + n) % size)
         self._write_count += n
         data.set(INDEX, slot)
-        write_run(storage, start, {**tensors, INDEX: slot})
+        if tensors is None:
+            storage.write(slot.cpu(), data, set_cursor=True)
+        else:
+            write_run(storage, start, {**tensors, INDEX: slot})
         raise_slot_generations(storage, slot)
         mark_update(storage, slot)
         return slot
