@@ -338,7 +338,7 @@ def _buffer(state: dict[str, Any], rows: Any) -> dict[str, Any]:
         "batch_size": state["batch_size"],
         "prefetched": len(state["queue"]),
         "rows": {
-            key: {"dtype": getattr(dtype, "__name__", dtype_name(dtype)), "shape": [*shape]}
+            key: {"dtype": getattr(dtype, "__name__", None) or dtype_name(dtype), "shape": [*shape]}
             for key, (dtype, shape) in row_layout(rows).items()
         },
     }
