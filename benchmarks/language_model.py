@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from benchmarks.timing import environment
 from examples import language_model as example
@@ -83,6 +83,7 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
                 axes.fill_between(at, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
                 axes.plot(at, values.mean(0), color=color, lw=2, label=arm)
             axes.set(xlabel=unit, ylabel=title, xlim=(0, None), ylim=(0, None))
+            axes.xaxis.set_major_locator(MaxNLocator(5))
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
             axes.grid(color="0.9")
@@ -92,21 +93,30 @@ def draw(path: Path, runs: Sequence[Run]) -> None:
     FigureCanvasAgg(picture).print_png(str(path))
 
 
-def table(runs: Sequence[Run]) -> str:
-    """Return a table of the arms at a number of tokens and at their ends, mean ± deviation."""
+def table(runs: Sequence[Run], tokens: int) -> str:
+    """Return a table of the arms at numbers of tokens, mean and deviation over seeds.
+
+    Completions count as solved over the last fifth of the tokens.
+    """
     names = ("solved", "different solutions", "updates", "CPU s of the trainer", "CPU s of all")
     lines = [f"| | tokens | {' | '.join(names)} |", "| --- " * 7 + "|"]
-    for arm in ARMS:
+    for arm, factor in TOKENS.items():
         own = [each for each in runs if each["arm"] == arm]
-        for end in sorted({1.0 / TOKENS[arm], 1.0}):
-            points = [each["curve"][round(end * len(each["curve"])) - 1] for each in own]
+        for until in sorted({tokens, factor * tokens}):
+            curves = [[p for p in run["curve"] if p["tokens"] < 1.03 * until] for run in own]
+            share = [
+                c[-1]["tokens"] / r["curve"][-1]["tokens"] for c, r in zip(curves, own, strict=True)
+            ]
+            solved = [
+                mean(p["reward"] for p in c if p["tokens"] > 0.8 * c[-1]["tokens"]) for c in curves
+            ]
             cells = [
-                _cell("{:,.0f}", [point["tokens"] for point in points]),
-                _cell("{:.3f}", [point["reward"] for point in points]),
-                _cell("{:,.0f}", [point["solutions"] for point in points]),
-                f"{mean(end * each['updates'] for each in own):,.0f}",
-                f"{mean(point['seconds'] for point in points):.1f}",
-                f"{mean(end * each['cpu_seconds'] for each in own):.1f}",
+                _cell("{:,.0f}", [c[-1]["tokens"] for c in curves]),
+                _cell("{:.3f}", solved),
+                _cell("{:,.0f}", [c[-1]["solutions"] for c in curves]),
+                f"{mean(s * r['updates'] for s, r in zip(share, own, strict=True)):,.0f}",
+                f"{mean(c[-1]['seconds'] for c in curves):.0f}",
+                f"{mean(s * r['cpu_seconds'] for s, r in zip(share, own, strict=True)):.0f}",
             ]
             lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -139,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"seed {seed}, {arm}: {runs[-1]['curve'][-1]}", flush=True)
             file.write_text(json.dumps({"environment": facts, "runs": runs}) + "\n")
     draw(given.out / "language_model.png", runs)
-    print(table(runs))
+    print(table(runs, given.tokens))
 
 
 if __name__ == "__main__":
