@@ -204,6 +204,7 @@ class GroupSampler(KeySampler):
         rows = None if groups is None else self._column.changed(storage)
         if groups is None or rows is None or not groups.length <= stored <= groups.capacity:
             self._column.changed(storage)
+            self._synced.features.register_storage(storage)
             columns = self._synced.read_stored(storage)
             groups = self._groups = Groups(slots_to_allocate(storage, stored), columns)
             groups.assign(columns)

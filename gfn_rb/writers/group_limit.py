@@ -47,13 +47,13 @@ class GroupLimit:
             removed: slots whose rows leave in any case.
 
         Returns:
-            Which of the offered rows come in, and all slots that are removed.
+            Which of the offered rows come in, and all slots that are removed, in ascending order.
         """
         groups, rank, group = self.synced.index, order.rank(row), prepared.key.numpy()[row]
         chosen, removed = self._of_groups(order, storage, groups, group, key, rank, removed)
         free = storage.max_size - length_of(storage) + len(removed)
-        if len(chosen) <= free:
-            return chosen, removed
+        if len(chosen) <= free:  # sorted: the numbers of groups depend on how the index came about
+            return chosen, np.sort(removed)
         if self.evict == "worst":
             chosen = chosen[-storage.max_size :]
             contest = key[chosen[: len(chosen) - free]][::-1]
@@ -64,7 +64,7 @@ class GroupLimit:
                 order, storage, groups, group[chosen], key[chosen], rank[chosen], removed, free
             )
             chosen = chosen[~lost]
-        return chosen, np.concatenate([removed, out])
+        return chosen, np.sort(np.concatenate([removed, out]))
 
     def _of_groups(
         self,
@@ -77,30 +77,36 @@ class GroupLimit:
         removed: Int64[np.ndarray, "r"],
     ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"]]:
         """Keep the best rows of each group; return which come in, and the slots removed."""
-        number, nth, n_new = np.unique(group, return_inverse=True, return_counts=True)
+        if not len(group):
+            return group, removed
+        by_group = group.argsort(kind="stable")
+        ordered = group[by_group]
+        start = np.append(True, ordered[1:] != ordered[:-1]).nonzero()[0]
+        number, n_new = ordered[start], np.append(start[1:], len(ordered)) - start
         n_left = groups.size[number]
         if len(removed):
-            n_left = n_left - _count(groups, number, removed)
+            n_left = n_left - _count(groups.group[removed], number)
         limit = np.maximum(n_left, self.per_group)  # others may have stored more
         is_full = n_left + n_new > limit
         if not np.count_nonzero(is_full):
             return np.arange(len(group)), removed
-        contends = is_full[nth].nonzero()[0]
+        contends = by_group[np.repeat(is_full, n_new)]
         slot, size = groups.members(number[is_full])
-        place = np.repeat(is_full.nonzero()[0], size)
+        full = np.arange(len(size))
+        of = np.concatenate([np.repeat(full, size), np.repeat(full, n_new[is_full])])
         if len(removed):
             is_left = ~np.isin(slot, removed)
-            slot, place = slot[is_left], place[is_left]
+            of = np.concatenate([of[: len(slot)][is_left], of[len(slot) :]])
+            slot = slot[is_left]
         worst = order.ranked(storage)
-        of = np.concatenate([place, nth[contends]])
-        sorted_ = _by_group(
+        place = _by_group(
             of,
             np.concatenate([worst.key.numpy()[slot], key[contends]]),
             np.concatenate([worst.rank.numpy()[slot], rank[contends]]),
         )
-        of = of[sorted_]
-        is_out = np.arange(len(of)) - of.searchsorted(of) < (n_left + n_new - limit)[of]
-        out = sorted_[is_out]
+        of = of[place]
+        is_out = np.arange(len(of)) - of.searchsorted(of) < (n_left + n_new - limit)[is_full][of]
+        out = place[is_out]
         stays = np.ones(len(group), np.bool_)
         stays[contends[out[out >= len(slot)] - len(slot)]] = False
         return stays.nonzero()[0], np.concatenate([removed, slot[out[out < len(slot)]]])
@@ -173,12 +179,10 @@ class _GroupAges:
         return self._ages
 
 
-def _count(
-    groups: Groups, number: Int64[np.ndarray, "g"], removed: Int64[np.ndarray, "r"]
-) -> Int64[np.ndarray, "g"]:
-    """Return how many removed slots each of some groups, in ascending order, has."""
-    ordered = np.sort(groups.group[removed])
-    return ordered.searchsorted(number, "right") - ordered.searchsorted(number)
+def _count(group: Int64[np.ndarray, "r"], number: Int64[np.ndarray, "g"]) -> Int64[np.ndarray, "g"]:
+    """Return how many rows there are of some groups, given the group of each row."""
+    group = np.sort(group)
+    return group.searchsorted(number, "right") - group.searchsorted(number)
 
 
 def _by_group(

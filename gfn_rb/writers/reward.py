@@ -457,11 +457,6 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         replaced = replaced[replaced >= 0]
         kept, removed = limit.choose(order, storage, known[0][1], value, row, replaced)
         row = np.sort(row[kept])
-        if len(replaced):  # they stay where their object was
-            is_own = stored_at[row] >= 0
-            row = np.concatenate([row[is_own], row[~is_own]])
-            own = stored_at[row[: np.count_nonzero(is_own)]]
-            removed = np.concatenate([own, removed[~np.isin(removed, own)]])
         chosen, value = torch.from_numpy(row), key.to(torch.float64).numpy()[row]
         known = [(synced, prepared.select(chosen)) for synced, prepared in known]
         return row, self._replace(data, row, value, torch.from_numpy(removed), known)
