@@ -395,7 +395,7 @@ class GeneralOptions:
     """Cost of a residual: its square, or Linex, exponential where the flow is too small and linear
     where it is too large, which finds rare objects sooner. auto is squared with fm, whose residuals
     have no sign, else linex."""
-    linex_alpha: PositiveFloat = 0.25
+    linex_alpha: PositiveFloat = 0.5
     """Asymmetry of Linex. Near 0 it approaches half the square; 1 finds rare objects sooner still,
     and fits the target later."""
     subtb_lambda: PositiveFloat = 0.9
