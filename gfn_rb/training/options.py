@@ -59,6 +59,7 @@ LossName = Annotated[
 ReplayName = Literal["auto", "trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
 BackwardName = Literal["learned", "uniform"]
+LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
 FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
@@ -376,6 +377,8 @@ class GeneralOptions:
     eval_every: PositiveInt = 25
     """Steps between rows of metrics.csv. Rows contain exact distances to the target if the
     environment has at most 200,000 states."""
+    logger: LoggerName = "none"
+    """TorchRL logger that also receives the rows of metrics.csv."""
     device: Device = "cpu"
     """Device: cpu, cuda or cuda:N."""
     threads: PositiveInt = 1

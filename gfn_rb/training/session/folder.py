@@ -49,6 +49,7 @@ class RunFolder:
         self.report = path / "report.png"
         self.ranks = path / "ranks.json"
         self.ranks_report = path / "report.json"
+        self.logs = path / f"logs{of_rank}"
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:

@@ -22,6 +22,7 @@ from gfn_rb.training.session.joining import find_launch
 from gfn_rb.training.session.run import (
     RunResult,
     StopSignals,
+    check_logger,
     restore,
     run_training,
     write_report,
@@ -167,6 +168,7 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
             with torch.random.fork_rng(devices=[]):
                 check_env(own.make_env(), True if own.every_state_terminates else None)
             make_loss(own, own.make_env(), own.seed)
+        check_logger(config.logger)
         run_secret()
     except GfnRbError as error:
         return error

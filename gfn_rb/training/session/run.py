@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
 from gfn_rb.codec.primitives import one_line
-from gfn_rb.errors import CheckpointCorruptError, CheckpointError
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
+from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
 from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports.launch import launched
@@ -27,6 +30,12 @@ if TYPE_CHECKING:
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+
+
+def check_logger(logger: str) -> None:
+    """Check that the logger of a run is installed."""
+    if logger not in ("none", "csv") and find_spec(logger) is None:
+        raise ArgumentError(f"logger {logger} is not installed: pip install {logger}")
 
 
 @contextmanager
@@ -80,6 +89,29 @@ def describe_progress(trainer: Trainer, loss: float) -> str:
         f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {modes}, {best}"
         f"{discovery.calls:,} reward calls"
     )
+
+
+def start_logger(
+    config: TrainConfig, folder: RunFolder, history: Iterable[Row]
+) -> Callable[[Row], None]:
+    """Log the history by a TorchRL logger, afresh; return what to call with each further row."""
+    if config.logger == "none":
+        return lambda _: None
+    from torchrl.record.loggers import get_logger  # which take a while to load
+
+    shutil.rmtree(folder.logs, ignore_errors=True)
+    name = folder.path.resolve().name
+    logger = get_logger(config.logger, str(folder.logs), name, wandb_kwargs={"project": "gfn_rb"})
+    assert logger is not None
+
+    def log(row: Row) -> None:
+        for name, value in row.items():
+            if value is not None and name != "step":
+                logger.log_scalar(name, value, step=row["step"])
+
+    for row in history:
+        log(row)
+    return log
 
 
 logger = logging.getLogger(__name__)
@@ -180,7 +212,9 @@ def run_training(
     config = trainer.config
     if not trainer.history:
         trainer.record()
-    # Anew from the history: a killed run may have got further than its checkpoint.
+    # Both are written anew from the history: a killed run may have got further than its
+    # checkpoint.
+    log = start_logger(config, folder, trainer.history)
     write_metrics(folder.metrics, trainer.history)
 
     is_whole = True  # the table
@@ -194,6 +228,7 @@ def run_training(
             others = [each for each in trainer.history if each is not row]
             write_metrics(folder.metrics, [*others, row])
         is_whole = True
+        log(row)
 
     saved = trainer.steps_done if folder.checkpoint.exists() else None
 

@@ -20,8 +20,10 @@ from gfn_rb.training.session.folder import (
 )
 from gfn_rb.training.session.reading import read_metrics
 from gfn_rb.training.session.run import (
+    check_logger,
     describe_progress,
     progress,
+    start_logger,
     tell,
 )
 
@@ -194,3 +196,24 @@ def test_progress_is_told_by_what_is_known():
     trainer = trained(WARM_GRID, 1)
     found = trainer.discovery.modes_found
     assert describe_progress(trainer, 2.0).endswith(f"modes {found}/4, 8 reward calls")
+
+
+def test_a_missing_logger_is_named(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "wandb" else name)
+    for name in ("none", "csv", "tensorboard"):
+        check_logger(name)
+    with pytest.raises(ArgumentError, match="logger wandb is not installed: pip install wandb"):
+        check_logger("wandb")
+
+
+def test_a_logger_starts_afresh(tmp_path):
+    start_logger(GRID, RunFolder(tmp_path), [])({"step": 0, "loss": 1.0})
+    assert list(tmp_path.iterdir()) == []  # without a logger nothing is written
+    folder, config = RunFolder(tmp_path / "run"), grid(logger="csv")
+    for loss in (1.0, 2.0):
+        log = start_logger(config, folder, [{"step": 0, "loss": None, "log_z": 0.5}])
+        log({"step": 5, "loss": loss, "log_z": 0.25})
+    scalars = folder.logs / "run" / "scalars"
+    assert (scalars / "loss.csv").read_text() == "5,2.0\n"
+    assert (scalars / "log_z.csv").read_text() == "0,0.5\n5,0.25\n"
+    assert not (scalars / "step.csv").exists()
