@@ -38,7 +38,7 @@ from gfn_rb.torchrl_compat import (
     write_lock,
 )
 
-_TAGS = (INDEX, BUFFER_ID, DRAW_LOG_PROB)
+_TAGS = frozenset((INDEX, BUFFER_ID, DRAW_LOG_PROB))
 
 
 class MergedReplayBuffer(ReplayBufferEnsemble):
@@ -219,7 +219,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             )
         if isinstance(rb, TrackedReplayBuffer):
             rb.count_drawn(rows)
-        return rows.exclude(*_TAGS) if isinstance(rows, TensorDictBase) else rows
+        has_tags = isinstance(rows, TensorDictBase) and not _TAGS.isdisjoint(rows.keys())
+        return rows.exclude(*_TAGS) if has_tags else rows
 
     # Members.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
@@ -26,10 +26,12 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import require
+from gfn_rb.shapes import Int64
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
     attached_generations,
     member_storages,
+    new_tensordict,
     set_attached_generations,
 )
 
@@ -115,10 +117,10 @@ class MergedSampler(SamplerEnsemble):
         sampler = _softmax_of(self._samplers)
         held = [i for i, each in enumerate(storages) if len(each)]
         parts = [self._samplers[i].follow(storages[i]) for i in held]
-        if len(devices := {str(part.log_weight.device) for part in parts}) > 1:
+        if len(devices := {part.log_weight.device for part in parts}) > 1:
             raise ArgumentError(
-                f"p='mass' needs members on one device, got {sorted(devices)}: pass p='size' or "
-                "weights"
+                f"p='mass' needs members on one device, got {sorted(map(str, devices))}: pass "
+                "p='size' or weights"
             )
         union = WeightedUnion(parts)
         require(union.has_mass, EmptyBufferError, sampler.nothing_to_draw, sampler.key)
@@ -126,14 +128,15 @@ class MergedSampler(SamplerEnsemble):
         # Too few rows of positive weight show only once they have been tried.
         if replacement is not True and n <= sum(len(each) for each in storages):
             part, row, enough = union.draw_distinct(n, self._rng)
-            part, enough = on_host(part, enough)
+            if isinstance(enough, Tensor):  # of a device
+                part, enough = on_host(part, enough)
             if enough:
-                return _rows_of_members(torch.tensor(held)[part], row, {})
+                return _rows_of_members(_numbered(held, part), row, {})
         if replacement is False:
             raise ArgumentError(sampler.too_few.format(n))
         part, row = union.draw(n, self._rng)
         log_prob = union.log_prob(part, row).to(torch.float32)
-        return _rows_of_members(torch.tensor(held)[part], row, {DRAW_LOG_PROB: log_prob})
+        return _rows_of_members(_numbered(held, part), row, {DRAW_LOG_PROB: log_prob})
 
     def _by_member(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         share = self._weights(storages)
@@ -222,8 +225,13 @@ def chosen_members(index: Any, n_members: int) -> Any:
     return torch.arange(n_members)[list(index) if isinstance(index, range) else index].tolist()
 
 
+def _numbered(held: list[int], part: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+    """Return the members of parts, which are the members that hold rows."""
+    return part if held[-1] < len(held) else torch.tensor(held)[part]
+
+
 def _rows_of_members(member: Tensor, row: Tensor, info: dict[str, Any]) -> RowsOfMembers:
-    return TensorDict({BUFFER_IDS: member, INDEX: row}, [row.shape[0]]), info
+    return new_tensordict({BUFFER_IDS: member, INDEX: row}, row.shape), info
 
 
 def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[str, Any]]:

@@ -23,7 +23,7 @@ from gfn_rb import keys
 from gfn_rb.containers.fields import Columns, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
-from gfn_rb.torchrl_compat import assert_on_device
+from gfn_rb.torchrl_compat import assert_on_device, new_tensordict
 
 _TRAJECTORY = {keys.STATE, keys.ACTION, keys.LENGTH}
 _STEP_FILL = {keys.ACTION: -1, keys.LOG_PROB: 0, keys.ESTIMATOR_OUTPUT: 0}
@@ -172,7 +172,8 @@ def joined(
     require_alike(entries, members)
     if not all(isinstance(value, Tensor) for value in entries[0].values()):  # but words
         return torch.cat([*batches])[order.argsort()]
-    rows = TensorDict(batch_size=order.shape, device=batches[0].device)
+    flat: dict[str, Tensor] = {}
+    nested: dict[NestedKey, Tensor] = {}
     order = order.to(next(iter(entries[0].values())).device, non_blocking=True)
     places = order.split([len(batch) for batch in batches])
     for key, first in entries[0].items():
@@ -180,8 +181,8 @@ def joined(
         column = first.new_empty((len(order), *first.shape[1:]))
         for each, place in zip(entries, places, strict=True):
             column.index_copy_(0, place, each[key])
-        rows.set(key, column)
-    return rows
+        (flat if isinstance(key, str) else nested)[key] = column
+    return new_tensordict(flat, order.shape, batches[0].device).update(nested)
 
 
 def _is_ragged(batch: TensorDictBase) -> bool:

@@ -77,7 +77,7 @@ class WeightedUnion:
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""]]:
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Bool[Tensor, ""] | bool]:
         """Draw n different rows, one after another, each from what the earlier ones left."""
         trees = [part for part in self.parts if isinstance(part, WeightedTree)]
         if len(trees) < (k := len(self.parts)):  # on a device
@@ -104,7 +104,7 @@ class WeightedUnion:
 
         drawn, enough = draw_different(n, draw, others)
         code = torch.from_numpy(drawn)
-        return code % k, code // k, torch.tensor(enough)
+        return code % k, code // k, enough
 
     def _reweigh(self, rows: Sequence[Tensor], log_weights: Sequence[Tensor]) -> None:
         for tree, index, log_weight in zip(self.parts, rows, log_weights, strict=True):
