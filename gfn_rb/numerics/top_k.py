@@ -123,11 +123,11 @@ class TopK:
                 value.share_memory_()
 
     def replacements(
-        self, key: Float[np.ndarray, "n"], order: Int64[np.ndarray, "n"], free: int, newest: bool
+        self, key: Float[np.ndarray, "n"], order: Int64[np.ndarray, "k"], free: int, newest: bool
     ) -> tuple[Float64[np.ndarray, "c"], Int64[np.ndarray, "c"], Int64[np.ndarray, "m"]]:
-        """Let a batch contend with the smallest rows.
+        """Let rows of a batch, in ascending order of their keys, contend with the smallest rows.
 
-        Its rows from the largest key down take the ``free`` places; the others meet the smallest
+        Those from the largest key down take the ``free`` places; the others meet the smallest
         rows from the smallest up, and replace them pair by pair as long as they win: the
         ``newest`` against equal keys too. No key is NaN.
 
@@ -135,7 +135,7 @@ class TopK:
             Keys and positions in the batch of the rows that replace others, then of those that take
             free places; and the rows that are replaced, the smallest first.
         """
-        lost = max(len(key) - self.capacity, 0)
+        lost = max(len(order) - self.capacity, 0)
         if not free:
             floor = self.smallest(1)[0][0]
             if float(key[order[-1]]) < floor:

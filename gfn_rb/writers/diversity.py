@@ -165,14 +165,22 @@ class DiversityWriter(RewardPrioritizedWriter):
         features = rows[0] if rows else self._index.read(data)
         index = self._index.sync(storage, features, order.version)
         row = row[::-1]
-        value = value[row].astype(np.float64)
+        value_of, value = value, value[row].astype(np.float64)
         n_hopeless = int(np.count_nonzero(~order.beats(value, floor))) if may_reject else 0
         n_hopeless = n_hopeless if limit is None else 0
         choice = self._chosen(index, features, value, row, len(row) - n_hopeless)
         # Fewer rows come in than go out: there is room for the hopeless after all.
         if n_hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
             choice = self._chosen(index, features, value, row, len(row))
-        return self._carry_out(data, value, row, choice, rows)
+        selected, replaced, prepared = choice
+        if not is_full or limit is not None or replaced.shape[0] or not selected.shape[0]:
+            return self._carry_out(data, value, row, choice, rows)
+        # Near no stored row, the selected rows compete with the worst ones as others do.
+        row, target = self._merge(data, value_of, row[selected.numpy()][::-1].copy())
+        slot = torch.from_numpy(target[::-1].copy())  # from the best down, as they were selected
+        index.write(slot, prepared.first(len(row)), storage.max_size)
+        self._index.version = order.version
+        return row, target
 
     def _chosen(
         self,

@@ -203,7 +203,7 @@ class EvictionOrder:
         return float(self.ranked(storage).smallest(1)[0][0])
 
     def replacements(
-        self, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "n"], free: int
+        self, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "k"], free: int
     ) -> tuple[Float64[np.ndarray, "c"], Int64[np.ndarray, "c"], Int64[np.ndarray, "m"]]:
         """Return keys and positions of the rows that come in, and the slots that they replace."""
         worst: TopK = self._worst

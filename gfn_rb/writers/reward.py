@@ -388,9 +388,12 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return row, slot.numpy()
 
     def _merge(
-        self, data: Rows, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "n"]
+        self, data: Rows, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "k"]
     ) -> Written:
-        """Write the rows that win a slot: a free one, or that of one of the worst items."""
+        """Write the rows, in ascending order of their keys, that win a slot.
+
+        A slot is a free one, or that of one of the worst items.
+        """
         storage, order = self._storage, self._order
         stored, size = length_of(storage), storage.max_size
         value, row, target = order.replacements(value, row, size - stored)
