@@ -86,6 +86,10 @@ class TopK:
 
     def _insert(self, row: np.ndarray, key: np.ndarray, rank: np.ndarray) -> None:
         """Sort changed rows in among the smallest, where they belong to these."""
+        n = 2 * max(_QUERIES * len(row), _FEWEST)
+        if len(self._sorted_row) > n:  # a large query leaves many, which cost more than they save
+            self._sorted_key, self._sorted_row = self._sorted_key[:n], self._sorted_row[:n]
+            self._last = float(self._sorted_key[-1]), int(self._rank[self._sorted_row[-1]])
         is_small = self._is_sorted(key, rank)
         if not is_small.any():
             return

@@ -91,3 +91,21 @@ def test_a_block_that_gets_a_smaller_key_is_searched():
         assert smallest.smallest(1)[1].tolist() == [0]
         smallest.update(np.array([63]), np.array([0.5]), np.array([63]))
         assert smallest.smallest(2)[1].tolist() == [0, 63]
+
+
+def test_updates_after_a_large_query_keep_few_rows_sorted():
+    generator = np.random.default_rng(0)
+    n, few = 20_000, 16
+    key, rank = generator.normal(size=n), np.arange(n)
+    top = TopK(n)
+    top.assign(torch.from_numpy(key), torch.from_numpy(rank))
+    top.smallest(n)
+    for _ in range(5):
+        row = generator.choice(n, few, replace=False)
+        key[row] = generator.normal(size=few)
+        top.update(row, key[row], rank[row])
+        assert len(top._sorted_row) <= 2_000  # or each update would sort all rows
+        found, rows = top.smallest(100)
+        expected = np.lexsort((rank, key))[:100]
+        assert np.array_equal(rows, expected)
+        assert np.array_equal(found, key[expected])
