@@ -587,10 +587,11 @@ def test_other_formats_and_other_files_are_refused(path):
     meta = {"journal": "x", "first": 1}
     for kind, values, match in (
         (1, {**meta, "format": 1}, "of format 1, expected 4"),
-        (1, {**meta, "format": 2}, "of format 2, expected 3"),
-        (2, {**meta, "format": 3}, "begins with a frame of kind 2"),
-        (1, {"format": 3}, "begins with a frame of kind 1 that says"),
-        (1, {**meta, "format": 3}, "the mark at byte 128 is damaged"),
+        (1, {**meta, "format": 2}, "of format 2, expected 4"),
+        (2, {**meta, "format": 4}, "begins with a frame of kind 2"),
+        (1, {"format": 4}, "begins with a frame of kind 1 that says"),
+        (1, {**meta, "format": 3}, "of format 3, expected 4"),
+        (1, {**meta, "format": 4}, "the mark at byte 128 is damaged"),
     ):
         path.write_bytes(b"".join(bytes(part) for part in encode_frame(kind, None, values)))
         with pytest.raises(CheckpointError, match=match):

@@ -193,7 +193,7 @@ def test_items_travel_compact_beside_scores_that_do_not():
     mine.learn_form(1, repr(form))
     mine.send(1, DATA_TAG, Kind.SCORES, rows=rows, scores=scores)
     frame = theirs.receive()
-    assert frame.meta == {"compact": True, "nested": True}
+    assert frame.meta == {"compact": True}
     assert_equal(in_order(frame.rows), in_order(rows))
     assert_equal(in_order(frame.scores), in_order(scores))
     assert (frame.rows.batch_size, frame.scores.batch_size) == ((12,), (5,))

@@ -101,7 +101,7 @@ def test_a_teacher_goes_where_the_student_comes_short():
     teacher = Teacher(config, env, 0)
     source = Trainer(grid(epsilon=0.5, batch_size=32)).source
     corner = torch.tensor([1, 1])
-    for _ in range(120):
+    for _ in range(160):
         rows = source.sample(32)
         short = (rows.terminating_states == corner).all(1)
         teacher.learn(rows, torch.where(short, -4.0, 0.1))

@@ -1,9 +1,7 @@
 from collections import deque
 
 import pytest
-import torch
 from remote.remote_runs import group, objects, transitions
-from tensordict import TensorDict
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -36,12 +34,6 @@ def test_scores_of_other_rows_come_in_the_same_frame(rows):
     assert frame.rows is rows is None or (frame.rows == rows).all()
     mine.send(1, 7, 3, {"id": 5}, rows)
     assert theirs.receive().scores is None
-
-
-def test_what_is_nested_as_no_rows_are_is_a_frame_with_an_error():
-    mine, theirs = map(FrameChannel, group(2))
-    mine.send(1, 7, 3, {"nested": True}, TensorDict({"scores": torch.ones(1)}, [1]))
-    assert "'scores' that are no rows" in str(theirs.receive().error)
 
 
 def test_a_message_that_is_too_large_is_a_parcel_with_an_error():
