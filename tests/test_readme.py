@@ -1,9 +1,9 @@
 """The code blocks of README.md and of docs/ run, and print what the pages say they print.
 
-A block fenced as ``python`` runs in a fresh namespace, one fenced as ``python continued`` in that
-of the block before it. A block fenced as ``text`` that directly follows is its whole output. One
-line ``--8<-- "FILE"`` stands for a file, as MkDocs reads it. The lines of a ``bash`` block are
-parsed (tests/test_commands.py). What cannot run here says so in a title that readers see.
+A block fenced as ``python`` runs in a fresh namespace, one fenced as ``python title="continued"``
+in that of the block before it. A block fenced as ``text`` that directly follows is its whole
+output. One line ``--8<-- "FILE"`` stands for a file, as MkDocs reads it. The lines of a ``bash``
+block are parsed (tests/test_commands.py). What cannot run here says so in a title that readers see.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ def parse(markdown: str) -> list[Example]:
         if file := INCLUDED.fullmatch(body):
             body = (ROOT / file[1]).read_text()
         end = None
-        if info == ["python"] or info == ["python", "continued"]:
+        if info == ["python"] or info == ["python", 'title="continued"']:
             if len(info) == 1:
                 examples.append(Example())
             line = markdown.count("\n", 0, match.start("body")) + 1
@@ -182,7 +182,7 @@ def test_wrong_output_is_found(output: str) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        RIGHT + "```python continued\nprint(x + 1)\n```\n```text\n3\n```\n",
+        RIGHT + '```python title="continued"\nprint(x + 1)\n```\n```text\n3\n```\n',
         RIGHT.replace("```\n\n```text\n2", "```\nFor instance:\n```text\n3"),
         "```text\n1\n```\n" + RIGHT,
         '```python title="not run here: it asks"\n1 / 0\n```\n```text\n2\n```\n',
@@ -198,7 +198,7 @@ def test_what_is_right_or_not_run_passes(page: str) -> None:
     ("page", "error"),
     [
         (RIGHT + "```python\nprint(x)\n```\n", NameError),
-        ("```python continued\nprint(1)\n```\n", AssertionError),
+        ('```python title="continued"\nprint(1)\n```\n', AssertionError),
         ("```python skip\nprint(1)\n```\n", AssertionError),
     ],
     ids=["fresh namespace", "nothing to continue", "unknown fence"],

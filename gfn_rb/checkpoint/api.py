@@ -201,9 +201,9 @@ def inspect_checkpoint(
         - ``version`` of the format, ``nbytes`` of the file, ``n_tensors`` and ``tensor_nbytes``,
         - ``values``: names of the further values, or of the state,
         - ``buffers``: one dict for each buffer; members of an ensemble come before it,
-        - in each of them its classes, ``capacity``, ``length``, ``batch_size``,
-        - its ``prefetched`` batches, and ``rows``: dtype and shape per row of each key. Of rows in
-          a list, those of the first row; the dtype of a string is ``str``.
+        - in each of them its classes, ``capacity``, ``length``, ``batch_size``, ``prefetched``,
+        - and its ``rows``: dtype and shape per row of each key, the first row's for rows in a list,
+        - where the dtype of a string is ``str``.
 
     Raises:
         CheckpointError: the file does not exist or cannot be read.
