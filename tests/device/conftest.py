@@ -15,7 +15,7 @@ def device(request, monkeypatch):
     from tests import emulated_device as emulated  # which registers the device with PyTorch
 
     # A checkpoint knows the types of tensors by name, of which CUDA has no other.
-    encoder = values._ENCODERS[torch.Tensor]
+    encoder = "tensor", values.Encoder._tensor
     monkeypatch.setitem(values._ENCODERS, emulated.EmulatedTensor, encoder)
     return emulated.DEVICE
 
