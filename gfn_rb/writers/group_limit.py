@@ -155,13 +155,7 @@ class _GroupAges:
     def sync(self, order: EvictionOrder, storage: Storage, groups: Groups) -> TopK:
         """Return the ages, the oldest of which are the smallest."""
         n, changed, groups.changed = len(groups.size), groups.changed, []
-        known = self._builds
-        if (
-            changed is None
-            or known is None
-            or known[0] is not groups
-            or known[1] != groups.n_builds
-        ):
+        if changed is None or self._builds != (groups, groups.n_builds):
             self._builds, self._ages = (groups, groups.n_builds), TopK(2 * n + 1)
             changed = [np.arange(n)]
         elif self._ages.capacity < n:

@@ -189,7 +189,7 @@ class _Numbers(dict[bytes, int]):
 
 
 def _power_of_two(n: Int64[np.ndarray, "g"]) -> Int64[np.ndarray, "g"]:
-    """Return the smallest powers of two that are no less than numbers, 0 for 0."""
+    """Round numbers up to the next power of two; 0 stays 0."""
     return np.where(n > 0, np.int64(1) << np.ceil(np.log2(np.maximum(n, 1))).astype(np.int64), 0)
 
 
