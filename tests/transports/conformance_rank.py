@@ -10,9 +10,9 @@ import json
 import sys
 
 import transports.little  # noqa: F401
+from transports.conformance import run
 
 from gfn_rb.transports.base import Transport
-from gfn_rb.transports.conformance import run
 
 TIMEOUT = 20.0
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from transports.conformance import CHECKS, run
 from transports.ranks import FOUND, PROGRAM, reports, side_by_side, under_mpiexec
 
 from gfn_rb.transports import GlooTransport, LocalTransport, Transport
-from gfn_rb.transports.conformance import CHECKS, run
 
 MPI_RANKS = int(os.environ.get("GFN_RB_TEST_RANKS", "3"))
 

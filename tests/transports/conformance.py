@@ -1,8 +1,4 @@
-"""Conformance suite of transports: checks that all ranks run side by side.
-
-Each check is a function of an endpoint. All ranks, any number of them, call the same checks in the
-same order: :func:`run` calls them all, :func:`check_close` last.
-"""
+"""Conformance suite of transports: all ranks, any number, call the same checks side by side."""
 
 from __future__ import annotations
 
@@ -10,12 +6,11 @@ import gc
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import (
@@ -27,10 +22,8 @@ from gfn_rb.errors import (
 )
 from gfn_rb.transports.base import MAX_TAG, Envelope, Message, SendHandle, Transport
 
-SIZES = (0, 1, 63, 64, 1000, 5000, 40_000, 100_000, 1_500_000)
-
-E = TypeVar("E", bound=Exception)
-Check = Callable[[Transport], None]
+# Also around the size of Gloo's first piece.
+SIZES = (0, 1, 63, 64, 4079, 4080, 4081, 40_000, 100_000, 1_500_000)
 
 
 def run(transport: Transport) -> dict[str, str]:
@@ -41,11 +34,8 @@ def run(transport: Transport) -> dict[str, str]:
             check(transport)
             meet(transport)
             found[check.__name__] = ""
-        except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            line = [frame.lineno for frame in frames if frame.filename == __file__][-1]
-            told = f"{type(error).__name__} on line {line}: {error}"
-            found[check.__name__] = " ".join(told.split())
+        except Exception:
+            found[check.__name__] = traceback.format_exc()
             break
     with suppress(TransportTimeoutError):
         transport.close(1.0)
@@ -67,7 +57,6 @@ def meet(t: Transport) -> None:
 
 
 def check_every_size(t: Transport) -> None:
-    """Messages of any size arrive, whole, writable and aligned."""
     for nbytes in SIZES:
         content = _content(nbytes, t.rank)
         handle = t.isend([content], _right(t), 1)
@@ -86,7 +75,7 @@ def check_payloads_are_joined(t: Transport) -> None:
     """Buffers of all kinds arrive one after another, however many."""
     array, words = _content(50_000, 1), np.arange(12, dtype=np.int64).reshape(3, 4)
     late = [LazyBuffer(40_000, lambda: bytes(40_000)), LazyBuffer(3, lambda: b"end")]
-    payloads: tuple[list[Any], ...] = (
+    payloads = (
         [],
         [b""],
         [b"a", bytearray(b"bc"), memoryview(b"d"), words, np.zeros((0, 3))],
@@ -105,7 +94,6 @@ def check_payloads_are_joined(t: Transport) -> None:
 
 
 def check_tags_are_chosen_and_kept_in_order(t: Transport) -> None:
-    """Messages of one tag arrive in order, and any tag can be received first."""
     handles = [t.isend([_content(n, i)], _right(t), i % 3) for i, n in enumerate(SIZES)]
     for tag in (2, 9, 0, 1):
         if tag == 9:
@@ -133,26 +121,7 @@ def check_probe(t: Transport) -> None:
     _wait(handles)
 
 
-def check_receive_from_any(t: Transport) -> None:
-    """Every rank's messages reach one that waits for any, in the order of each."""
-    sizes = [(7919 * i * i + 13) % 60_000 for i in range(20)]
-    handles = [t.isend([_content(n, t.rank)], 0, i) for i, n in enumerate(sizes)]
-    if t.rank == 0:
-        seen: Counter[int] = Counter()
-        for _ in range(len(sizes) * t.size):
-            message = t.recv()
-            assert message.tag == seen[message.source]
-            n = sizes[message.tag]
-            assert message.data.tobytes() == _content(n, message.source).tobytes()
-            seen[message.source] += 1
-        assert seen == dict.fromkeys(range(t.size), len(sizes))
-        handles += [t.isend([b"all came"], rank, 21) for rank in range(t.size)]
-    t.recv(0, 21)  # before anything else is sent, which would be received from any as well
-    _wait(handles)
-
-
 def check_timeouts(t: Transport) -> None:
-    """Check that a wait without a message ends on time, with an error."""
     for source in (None, _left(t)):
         start = time.monotonic()
         error = _refused(TransportTimeoutError, partial(t.recv, source, 9, 0.05))
@@ -160,47 +129,20 @@ def check_timeouts(t: Transport) -> None:
         assert 0.04 < time.monotonic() - start < 5.0
 
 
-def check_bad_arguments(t: Transport) -> None:
-    """Check that arguments that are not allowed are refused, and nothing is sent."""
-    large = np.zeros(t.max_nbytes // 2 + 1, np.uint8) if t.max_nbytes < 1 << 24 else None
-    for wrong in (
-        lambda: t.isend([b""], t.size),
-        lambda: t.isend([b""], -1),
-        lambda: t.isend([b""], 0, -1),
-        lambda: t.isend([b""], 0, MAX_TAG + 1),
-        lambda: t.isend([np.zeros(10)[::2]], 0),
-        lambda: t.isend([LazyBuffer(t.max_nbytes + 1, bytes)], 0),
-        lambda: t.isend([b""] if large is None else [large, large], t.size if large is None else 0),
-        lambda: t.recv(t.size),
-        lambda: t.recv(0, MAX_TAG + 1),
-        lambda: t.recv(timeout=-1.0),
-        lambda: t.probe(timeout=float("nan")),
-    ):
-        _refused(ArgumentError, wrong)
-    meet(t)
-    assert t.probe(tag=0) is None
-
-
-def check_payload_outlives_its_names(t: Transport) -> None:
-    """Check that the transport keeps a payload alive."""
-    handle = t.isend([_content(300_000, 3) for _ in range(3)], _right(t))
-    gc.collect()
-    _ = [_content(300_000, i) for i in range(10)]
-    assert t.recv(_left(t)).data.tobytes() == 3 * _content(300_000, 3).tobytes()
-    handle.wait()
-    assert handle.done()
-
-
-def check_nothing_is_shared(t: Transport) -> None:
+def check_a_payload_is_kept_alive_and_shared_with_nobody(t: Transport) -> None:
     """Once a send is done, sender and receiver can write without the other seeing it."""
     content = _content(200_000, 4)
-    handle = t.isend([content], _right(t))
+    handle = t.isend([content, *[_content(300_000, 3) for _ in range(3)]], _right(t))
+    gc.collect()
+    _ = [_content(300_000, i) for i in range(10)]
     message = t.recv(_left(t))
     handle.wait()
+    assert handle.done()
     meet(t)
     content.fill(0)
     meet(t)
-    assert message.data.tobytes() == _content(200_000, 4).tobytes()
+    expected = _content(200_000, 4).tobytes() + 3 * _content(300_000, 3).tobytes()
+    assert message.data.tobytes() == expected
 
 
 def check_too_large_messages_are_dropped(t: Transport) -> None:
@@ -260,16 +202,13 @@ def check_close(t: Transport) -> None:
         _refused(TransportClosedError, wrong)
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS = (
     check_every_size,
     check_payloads_are_joined,
     check_tags_are_chosen_and_kept_in_order,
     check_probe,
-    check_receive_from_any,
     check_timeouts,
-    check_bad_arguments,
-    check_payload_outlives_its_names,
-    check_nothing_is_shared,
+    check_a_payload_is_kept_alive_and_shared_with_nobody,
     check_too_large_messages_are_dropped,
     check_traffic,
     check_close,
@@ -295,13 +234,11 @@ def _wait(handles: list[SendHandle]) -> None:
         assert handle.done()
 
 
-def _refused(kind: type[E], call: Callable[[], object]) -> E:
+def _refused(kind, call):
     """Return the error that a call raises."""
-    try:
+    with pytest.raises(kind) as caught:
         call()
-    except kind as error:
-        return error
-    raise AssertionError(f"expected {kind.__name__}")
+    return caught.value
 
 
 def _count(message: Message, seen: Counter[int]) -> None:
