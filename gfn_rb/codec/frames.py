@@ -63,9 +63,8 @@ def encode_frame(
     """
     if not 0 <= kind <= MAX_KIND:
         raise ArgumentError(f"kind is {kind}; expected 0 to {MAX_KIND}")
-    encoder, nodes = Encoder(), dict[str, Any]()
-    if meta:
-        nodes["meta"] = meta
+    encoder = Encoder()
+    nodes: dict[str, Any] = {"meta": meta} if meta else {}
     for name, each in (("rows", rows), ("scores", scores)):
         if each is None:
             continue

@@ -39,7 +39,6 @@ _CPU = torch.device("cpu")
 _PLAIN = (type(None), bool, int, str)
 _DEPTH = 100
 _ENTRIES = frozenset({Tensor, TensorDict, LazyStackedTensorDict, NonTensorData, NonTensorStack})
-_GROUP = 4  # rows for each group of rows that are alike, for groups to save anything
 _UTF8 = "utf8", "surrogatepass"  # which Python strings may contain
 _MAX_BITS = 14_000  # beyond, Python refuses to write an integer as text
 
@@ -83,24 +82,21 @@ class Encoder:
         return {kind: encoder(self, value, path, depth)}
 
     def _mapping(self, value: Any, path: str, depth: int) -> Node:
-        for key in value:
+        nodes = []
+        for key, entry in value.items():
             if type(key) not in (str, int):
                 raise ValueError(
                     f"{path}: its key {key!r} is of type {type(key).__name__}, expected str or int"
                 )
-        return [
-            [
-                self.encode(key, path) if type(key) is int else key,
-                self.encode(entry, f"{path}[{key!r}]", depth + 1),
-            ]
-            for key, entry in value.items()
-        ]
+            name = self.encode(key, path)
+            nodes.append([name, self.encode(entry, f"{path}[{key!r}]", depth + 1)])
+        return nodes
 
     def _sequence(self, value: Any, path: str, depth: int) -> Node:
         return [self.encode(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
 
     def _collection(self, value: TensorDict, path: str, depth: int) -> Node:
-        return {**_around(value), "entries": self._mapping(dict(value.items()), path, depth)}
+        return {**_around(value), "entries": self._mapping(value, path, depth)}
 
     def _lazy_stack(self, value: LazyStackedTensorDict, path: str, depth: int) -> Node:
         return {"dim": value.stack_dim, "items": self._rows(value.tensordicts, path, depth + 1)}
@@ -114,11 +110,10 @@ class Encoder:
                 f"{path}: got a tensor of layout {value.layout}, dtype {value.dtype} "
                 f"on {value.device}, expected a dense or jagged one with content"
             )
-        self.tensors.append(value.detach())
-        return len(self.tensors) - 1
+        return self._add(value)
 
     def _add(self, value: Tensor) -> int:
-        self.tensors.append(value.detach())
+        self.tensors.append(value.detach() if value.requires_grad else value)
         return len(self.tensors) - 1
 
     def _array(self, value: Any, path: str, depth: int) -> Node:
@@ -134,19 +129,12 @@ class Encoder:
 
     def _rows(self, rows: Sequence[Any], path: str, depth: int) -> Node:
         """Return a node that is decoded to a list of rows."""
-        groups: dict[Any, list[Any]] = {}
-        for row in rows:
-            groups.setdefault(_kind_of_row(row), []).append(row)
-        if len(groups) == 1 and None not in groups:
-            ((kind, *_),) = groups
+        kinds = {_kind_of_row(row) for row in rows}
+        if len(kinds) == 1 and None not in kinds:
+            ((kind, *_),) = kinds
             name, encoder = _COLUMNS[kind]
             with suppress(RuntimeError):  # of dtypes that torch does not join
                 return {name: encoder(self, rows, path, depth)}
-        elif len(groups) <= len(rows) // _GROUP and None not in groups:
-            number = {kind: i for i, kind in enumerate(groups)}
-            of_rows = torch.tensor([number[_kind_of_row(row)] for row in rows])
-            nodes = [self._rows(group, path, depth) for group in groups.values()]
-            return {"groups": [self._add(of_rows), nodes]}
         return {"list": self._sequence(rows, path, depth)}
 
     def _columns(self, rows: Sequence[TensorDict], path: str, depth: int) -> Node:
@@ -183,13 +171,13 @@ class Encoder:
 
 
 def _around(value: Any) -> dict[str, Any]:
-    """Return what a collection has beside its entries."""
-    names, device = value.names, value.device
-    return {
-        "batch_size": list(value.batch_size),
-        "device": None if device is None else device.type,
-        "names": names if any(names) else None,
-    }
+    """Return what a collection has beside its entries, without what is None."""
+    around: dict[str, Any] = {"batch_size": value.batch_size}
+    if value.device is not None:
+        around["device"] = value.device.type
+    if any(names := value.names):
+        around["names"] = names
+    return around
 
 
 def _kind_of_row(row: Any) -> tuple[Any, ...] | None:
@@ -260,18 +248,20 @@ class Decoder:
         return self._load(index)
 
     def _items(self, content: Node) -> list[tuple[Any, Any]]:
-        for key, _ in content:
-            if type(key) not in (str, int):
+        items = []
+        for key, node in content:
+            if type(key) is not str and type(key) is not int:
                 raise ValueError(f"a key is {key!r:.80}, expected a string or an integer")
-        return [(key, self.decode(node)) for key, node in content]
+            items.append((key, self.decode(node)))
+        return items
 
     def _device(self, content: Node) -> torch.device | None:
-        device = content["device"]
+        device = content.get("device")
         return None if device is None else _CPU if device == "cpu" else self._accelerator
 
     def _collection(self, content: Node) -> TensorDict:
         entries, device = dict(self._items(content["entries"])), self._device(content)
-        size, names = torch.Size(content["batch_size"]), content["names"]
+        size, names = torch.Size(content["batch_size"]), content.get("names")
         is_plain = device is names is None and _are_entries(entries, entries.values())
         if is_plain and {each.shape[: len(size)] for each in entries.values()} == {size}:
             return new_tensordict(entries, size)  # the constructor would look at each again
@@ -303,14 +293,6 @@ class Decoder:
             return [new_tensordict(row, torch.Size(), device) for row in rows]
         sized = zip(rows, sizes.tolist(), strict=True)
         return [TensorDict(row, size, device=device) for row, size in sized]
-
-    def _groups(self, content: Node) -> list[Any]:
-        of_rows, nodes = content
-        groups = [iter(self._list(node)) for node in nodes]
-        rows = [next(groups[i]) for i in self._tensor(of_rows).tolist()]
-        if any(next(group, None) is not None for group in groups):
-            raise ValueError("groups have more rows than there are")
-        return rows
 
     def _objects(self, content: Node) -> list[NonTensorData]:
         size, device = content["batch_size"], self._device(content)
@@ -374,7 +356,6 @@ _DECODERS: dict[str, Callable[[Decoder, Node], Any]] = {
     "object": Decoder._object,
     "lazy_stack": lambda self, content: self._stack(LazyStackedTensorDict, content),
     "object_stack": lambda self, content: self._stack(NonTensorStack, content),
-    "groups": Decoder._groups,
     "rows": Decoder._columns,
     "objects": Decoder._objects,
     "ragged": Decoder._ragged,
