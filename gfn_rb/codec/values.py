@@ -129,7 +129,7 @@ class Encoder:
 
     def _rows(self, rows: Sequence[Any], path: str, depth: int) -> Node:
         """Return a node that is decoded to a list of rows."""
-        kinds = {_kind_of_row(row) for row in rows}
+        kinds: set[Any] = {_kind_of_row(row) for row in rows}
         if len(kinds) == 1 and None not in kinds:
             ((kind, *_),) = kinds
             name, encoder = _COLUMNS[kind]
