@@ -151,15 +151,28 @@ _GRID_SETTINGS = (
 _SMALLER = f"{_GRID_SETTINGS}; networks of 2 x 128 units (published: 2 x 256)"
 
 
-def _grid(**options: Any) -> DeceptiveGridConfig:
+# Options that all rows set unless they say otherwise: a row does not change with the defaults.
+_OPTIONS: dict[str, Any] = {
+    "backward": "uniform",
+    "replay": "terminal",
+    "replay_ratio": 1.0,
+    "keep": KeepDiverse(),
+    "draw": RankDraw(k=0.01),
+    "hidden": (128, 128),
+    "lr": 3e-3,
+    "log_z": None,
+    "lr_log_z": 0.1,
+    "regression": "squared",
+}
+
+
+def _config(kind: type[TrainConfig], **options: Any) -> TrainConfig:
+    return kind(**{**_OPTIONS, **options})
+
+
+def _grid(**options: Any) -> TrainConfig:
     """Return what the rows on the deceptive grid have in common."""
-    return DeceptiveGridConfig(
-        batch_size=64,
-        backward="uniform",
-        replay="terminal",
-        keep=KeepDiverse(),
-        **{"hidden": (128, 128), "lr": 3e-3, "regression": "squared", **options},
-    )
+    return _config(DeceptiveGridConfig, batch_size=64, **options)
 
 
 _GRID_4D = Row(
@@ -235,16 +248,16 @@ _TFBIND8 = Row(
         "16 trajectories and 7 loops of local search around each; three replayed items for each "
         "fresh one, half of them from the best tenth; batches of 16"
     ),
-    config=TFBind8Config(
-        regression="squared",
+    config=_config(
+        TFBind8Config,
         form="prepend_append",
         backward="learned",
         modes="published",
         epsilon=0.01,
         batch_size=16,
         search=SearchOptions(7),
+        replay="trajectories",
         replay_ratio=3.0,
-        keep=KeepDiverse(),
         draw=QuantileDraw(),
     ),
     calls=64_000,
@@ -269,16 +282,17 @@ _RNA = Row(
         "three replayed items for each fresh one, drawn in proportion to the reward; "
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
-    config=RNABindingConfig(
-        regression="squared",
+    config=_config(
+        RNABindingConfig,
         form="prepend_append",
+        backward="learned",
         epsilon=0.01,
         batch_size=32,
+        replay="trajectories",
         replay_ratio=3.0,
         hidden=(256, 256),
         lr_end=0.0,
         anneal=AnnealOptions(steps=5_000),
-        keep=KeepDiverse(),
         draw=SoftmaxDraw(),
     ),
     calls=160_000,
@@ -304,17 +318,15 @@ _BIT_SEQUENCE = Row(
         "loop rewrites one word, continues from the better string and counts as a call; batches of "
         "32, one replayed item for ten fresh ones; a network of 2 x 128 units"
     ),
-    config=BitSequenceConfig(
-        regression="squared",
+    config=_config(
+        BitSequenceConfig,
         form="non_autoregressive",
         delta=30,
-        backward="uniform",
         epsilon=0.5,
         batch_size=32,
         search=SearchOptions(31, back_ratio=1 / 15),
-        replay="terminal",
         replay_ratio=0.1,
-        keep=KeepDiverse(),
+        lr=1e-3,
     ),
     calls=428_000,
     figures=(Figure("calls until all modes", "calls_to_60", 214_000, False, True, digits=0),),
@@ -337,13 +349,12 @@ _DAG = Row(
         "linear-Gaussian network; batches of 128; two replayed items for each fresh one, uniform; "
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
-    config=BayesianDAGConfig(
-        regression="squared",
-        backward="uniform",
+    config=_config(
+        BayesianDAGConfig,
         batch_size=128,
+        replay="trajectories",
         replay_ratio=2.0,
         hidden=(256, 256),
-        lr=3e-3,
         lr_log_z=1.0,
         lr_end=0.0,
         anneal=AnnealOptions(steps=2_344),
