@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import tyro
 
-from benchmarks.published.defaults import DEFAULTS
+from benchmarks.published.defaults import DEFAULTS, TUNED
 from benchmarks.published.page import write_page
 from benchmarks.published.rows import ROWS
 from benchmarks.published.runs import RESULTS, run_all, save, summary
 
-_ROWS = ROWS | {row.name: row for row in DEFAULTS.values()}
+_ROWS = ROWS | {row.name: row for row in [*DEFAULTS.values(), *TUNED.values()]}
 Name: Any = Literal[(*_ROWS, "page")]
 
 
@@ -28,8 +28,8 @@ class Options:
     """What to run."""
 
     row: tyro.conf.Positional[Name]
-    """A row of docs/published.md, defaults_TASK for a task with default options, or "page" to write
-    that page from the results there are."""
+    """A row of docs/published.md, defaults_TASK for a task with default options, tuned_TASK for the
+    same with tuned ones, or "page" to write that page from the results there are."""
     seeds: int = 3
     """How many seeds."""
     first_seed: int = 0

@@ -1,4 +1,4 @@
-"""Thirteen tasks with the default options of ``gfn-rb train``, beside the tuned rows.
+"""Thirteen tasks with the default options of ``gfn-rb train``, beside tuned ones at equal calls.
 
 A task has the options of its environment and the batch size of its protocol; all other options are
 the defaults. Calls are those of the protocol or a part of them.
@@ -96,3 +96,16 @@ _ROWS = (
 )
 DEFAULTS = {row.name: replace(row, name=f"defaults_{row.name}") for row in _ROWS}
 """The rows with default options, by task."""
+
+
+def _tuned(row: Row) -> Row:
+    """Return a task with the options of its published row, annealed over the calls of the task."""
+    config = ROWS[row.name].config
+    if config.anneal.steps is not None:
+        n_steps = row.calls // replace(row, config=config).calls_per_step
+        config = replace(config, anneal=replace(config.anneal, steps=n_steps))
+    return replace(row, name=f"tuned_{row.name}", config=config)
+
+
+TUNED = {row.name: _tuned(row) for row in _ROWS if row.name in ROWS}
+"""The same tasks with tuned options, where the published rows have some."""

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
-from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS
+from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS, TUNED
 from benchmarks.published.rows import ROWS, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
 
@@ -108,12 +108,11 @@ def _by_default(folder: Path) -> list[str]:
     ]
     for task, results in known.items():
         row, figure = DEFAULTS[task], DEFAULTS[task].figures[0]
-        tuned = load(folder, ROWS[task]) if task in ROWS and row.n_modes else []
-        reached = [modes_at(result.curve, row.calls) for result in tuned]
+        tuned = load(folder, TUNED[task]) if task in TUNED else []
         lines.append(
             f"| {row.name} | {row.title} | {row.calls:,} | {figure.title} | "
             f"{typical(figure, results)} | "
-            f"{f'{mean(reached):,.1f}' if reached else ''} | {len(results)} | "
+            f"{typical(figure, tuned) if tuned else ''} | {len(results)} | "
             f"{'chosen on' if task in CHOSEN_ON else 'reported on'} |"
         )
     return lines
