@@ -236,7 +236,7 @@ def contents(folder: Path, rank: int) -> dict[str, Any]:
     if not path.exists():
         return {"values": {}}
     file = ValueFile(path)
-    return {name: file.load(name) for name in file.nodes}
+    return {name: file.value(name) for name in file.nodes}
 
 
 def without_seconds(value: Any) -> Any:
