@@ -65,26 +65,26 @@ Penalty = Callable[[Tensor], Tensor]
 # Where log P_F comes from: computed anew, or as it was stored when the rows were sampled.
 LogPF = Literal["computed", "stored"]
 
-LINEX_LIMIT = 10.0
-
-
-def linex(residual: Float[Tensor, "..."], alpha: float = 1.0) -> Float[Tensor, "..."]:
+def linex(
+    residual: Float[Tensor, "..."], alpha: float = 1.0, limit: float = 2.0
+) -> Float[Tensor, "..."]:
     r"""Return the Linex cost :math:`(e^{\alpha t} - \alpha t - 1) / \alpha^2` of residuals -t.
 
     t is log(backward flow / forward flow), the negative residual of a loss. The cost punishes too
     little flow more than too much; at alpha = 1 it has the gradient of the forward KL divergence
     (Hu et al. 2025, "Beyond Squared Error", arXiv:2410.02596). Near 0 it is half the square.
 
-    Above alpha t = 10 it continues along its tangent, because early residuals of hundreds of nats
-    have an infinite exponential.
+    Above alpha t = limit it continues along its tangent. Otherwise the first residuals, of tens or
+    hundreds of nats, have gradients so large that Adam takes small steps for long afterwards.
 
     Args:
         residual: residuals of a loss, in nats.
         alpha: asymmetry, above 0. Near 0 the cost approaches half the square.
+        limit: largest alpha t with an exponential cost, above 0.
     """
     shortfall = -alpha * residual
-    beyond = (shortfall - LINEX_LIMIT).clamp(min=0)
-    cost = shortfall.clamp(max=LINEX_LIMIT).expm1() + math.exp(LINEX_LIMIT) * beyond - shortfall
+    beyond = (shortfall - limit).clamp(min=0)
+    cost = shortfall.clamp(max=limit).expm1() + math.exp(limit) * beyond - shortfall
     return cost / alpha**2
 
 
