@@ -65,6 +65,7 @@ Penalty = Callable[[Tensor], Tensor]
 # Where log P_F comes from: computed anew, or as it was stored when the rows were sampled.
 LogPF = Literal["computed", "stored"]
 
+
 def linex(
     residual: Float[Tensor, "..."], alpha: float = 1.0, limit: float = 2.0
 ) -> Float[Tensor, "..."]:
