@@ -17,7 +17,6 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    is_typeddict,
 )
 
 import torch
@@ -71,17 +70,6 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         _check(name, value, Rule(lambda v: type(v) is tuple, "a list"))
         for each in value:
             check_value(name, each, args[0])
-    elif origin in (dict, list):
-        _check(name, value, Rule(lambda v: type(v) is origin, _OF_JSON[origin]))
-        for each in value.values() if origin is dict else value:
-            check_value(name, each, args[-1])
-    elif is_typeddict(hint):
-        _check(name, value, Rule(lambda v: type(v) is dict, _OF_JSON[dict]))
-        for key, of_key in get_type_hints(hint, include_extras=True).items():
-            if key in value:
-                check_value(key, value[key], of_key)
-            elif key in hint.__required_keys__:
-                raise ArgumentError(f"{name} must have {key}, got {value!r:.80}")
     elif hint in _TYPES:
         _check(name, value, _TYPES[hint])
 
@@ -137,7 +125,6 @@ def _is_short(value: int) -> bool:
     return abs(value) < 2**64  # others become no float and no tensor
 
 
-_OF_JSON = {dict: "an object", list: "a list"}
 # Compared by type, since True is not a number of steps.
 _TYPES: dict[Any, Rule] = {
     int: Rule(lambda v: type(v) is int and _is_short(v), "a whole number"),

@@ -10,13 +10,7 @@ from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import flat
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.reading import (
-    ManagerReport,
-    RunReport,
-    printable,
-    read_json,
-    read_metrics,
-)
+from gfn_rb.training.session.reading import named_damage, printable, read_json, read_metrics
 from gfn_rb.training.trainer import PHASES, Trainer, run_secret
 
 Lines = Iterator[str]
@@ -51,7 +45,11 @@ def ranks_lines(folder: RunFolder) -> Lines:
     """Yield the table of what each rank of a finished run did; nothing where it had but one."""
     if not folder.ranks_report.exists():
         return
-    report: RunReport = read_json(folder.ranks_report, RunReport)
+    with named_damage(folder.ranks_report):
+        yield from _described_ranks(folder, read_json(folder.ranks_report))
+
+
+def _described_ranks(folder: RunFolder, report: dict[str, Any]) -> Lines:
     measures = "reward_calls", "modes_found", "total_variation"
     headings = (name.replace("_", " ") for name in measures)
     rows = [["ranks", *headings, "sent", "fed", "received", "stored"]]
@@ -60,7 +58,7 @@ def ranks_lines(folder: RunFolder) -> Lines:
         cells = [number(done["measured"].get(name)) for name in measures]
         cells += number(counters.get("sent")), number(counters.get("fed")), "", ""
         rows.append([printable(f"rank {rank}"), *cells])
-    for manager in report["managers"]:
+    for manager in map(int, report["managers"]):
         rows.append([f"manager {manager}", "", "", "", "", *_managed(folder, manager)])
     together = number(report["reward_calls"]), number(report["modes_found"])
     yield from aligned_lines([*rows, ["together", *together, "", "", "", "", ""]])
@@ -73,10 +71,11 @@ def _managed(folder: RunFolder, rank: int) -> list[str]:
     path = RunFolder(folder.path, rank).manager
     if not path.exists():
         return ["", "", ""]
-    known: ManagerReport = read_json(path, ManagerReport)
-    senders = known["senders"].values()
-    fed, received = sum(each["fed"] for each in senders), sum(each["items"] for each in senders)
-    return [number(fed), number(received), number(known["stored"])]
+    with named_damage(path):
+        known = read_json(path)
+        senders = known["senders"].values()
+        totals = (sum(each[name] for each in senders) for name in ("fed", "items"))
+        return [*map(number, totals), number(known["stored"])]
 
 
 def inspection(path: Path) -> Lines:

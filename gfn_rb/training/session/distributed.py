@@ -86,13 +86,12 @@ def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: fl
 
 def _is_killed(folder: RunFolder, since: float) -> bool:
     """Kill the process of a rank if it is one of this machine, as the rank itself wrote down."""
-    known = folder.read_process()
-    if known is None or known["host"] != socket.gethostname() or known["time"] < since:
-        return False
-    if known["process"] <= 1:  # which would be every process, or the machine's first
+    host, process, start = folder.read_process() or ("", 0, 0.0)
+    # Process 0 would be every process, and 1 the machine's first.
+    if host != socket.gethostname() or start < since or process <= 1:
         return False
     try:
-        os.kill(known["process"], signal.SIGKILL)
+        os.kill(process, signal.SIGKILL)
     except OSError:
         return False
     log.warning("killed rank %d, which hangs", folder.rank)

@@ -21,11 +21,12 @@ from typing import Any
 from gfn_rb.checkpoint.atomic import published, try_lock
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.session.reading import Process, Ranks, printable, read_json
+from gfn_rb.training.session.reading import named_damage, printable, read_json
 from gfn_rb.training.trainer import Row
 from gfn_rb.transports.launch import Launch
 
 RUNS = Path("runs")
+MAX_RANKS = 1 << 16
 # The commands of gfn_rb.transports.launch. What else a file tells to run is not repeated.
 _COMMAND = re.compile(
     r"(mpiexec(?: --oversubscribe)?|srun) -n [0-9]+ gfn-rb|[0-9]+ processes of gfn-rb"
@@ -97,8 +98,7 @@ class RunFolder:
 
     def read_options(self) -> dict[str, Any]:
         """Return the options in the run's configuration as they stand there."""
-        values: dict[str, Any] = read_json(self.config, dict[str, Any])
-        return values
+        return read_json(self.config)
 
     def write_config(self, config: TrainConfig) -> None:
         """Replace the run's configuration."""
@@ -111,17 +111,22 @@ class RunFolder:
 
     def n_ranks(self) -> int:
         """Return how many processes a launcher started for the run, 1 where none did."""
-        size: int = read_json(self.ranks, Ranks)["size"] if self.ranks.exists() else 1
-        return size
+        return self._read_ranks()[0] if self.ranks.exists() else 1
+
+    def _read_ranks(self) -> tuple[int, str]:
+        """Return how many processes a launcher started, and by which command."""
+        with named_damage(self.ranks):
+            known = read_json(self.ranks)
+            if type(size := known["size"]) is not int or not 1 <= size <= MAX_RANKS:
+                raise ValueError(f"size must be in [1, {MAX_RANKS}], got {size!r:.80}")
+            return size, str(known.get("command"))
 
     def how_to_resume(self) -> str:
         """Return the command that continues the run."""
         command = "gfn-rb"
         if self.ranks.exists():
-            known = read_json(self.ranks, Ranks)
-            command = f"mpiexec -n {known['size']} gfn-rb"
-            if _COMMAND.fullmatch(given := str(known.get("command"))):
-                command = given
+            size, given = self._read_ranks()
+            command = given if _COMMAND.fullmatch(given) else f"mpiexec -n {size} gfn-rb"
         return f"{command} resume {shlex.quote(printable(self.path))}"
 
     def write_process(self) -> None:
@@ -130,13 +135,14 @@ class RunFolder:
         with suppress(OSError):  # of a full disk, a checkpoint will tell
             write_json(self.process, process)
 
-    def read_process(self) -> Process | None:
-        """Return which process the rank was last, None if there is nothing that can be read."""
+    def read_process(self) -> tuple[str, int, float] | None:
+        """Return host, process and start of the rank, None if there is nothing that can be read."""
         try:
-            process: Process = read_json(self.process, Process)
+            with named_damage(self.process):
+                known = read_json(self.process)
+                return str(known["host"]), int(known["process"]), float(known["time"])
         except (OSError, CheckpointCorruptError):  # network file systems may lose it for a moment
             return None
-        return process
 
 
 class RunLock(ExitStack):

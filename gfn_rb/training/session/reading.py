@@ -1,4 +1,4 @@
-"""Bounded, type-checked reading of the files of a run folder, which a stranger may have written."""
+"""Bounded reading of the files of a run folder, which a stranger may have written."""
 
 from __future__ import annotations
 
@@ -6,73 +6,18 @@ import csv
 import io
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from gfn_rb.checkpoint.atomic import kind_of
-from gfn_rb.codec.primitives import from_text
-from gfn_rb.errors import ArgumentError, CheckpointCorruptError
-from gfn_rb.training.rules import Rule, check_value
+from gfn_rb.codec.primitives import from_text, one_line
+from gfn_rb.errors import CheckpointCorruptError
 
-MAX_RANKS = 1 << 16
 _MAX_JSON = 1 << 24  # bytes
 _MAX_TABLE = 1 << 28  # bytes
 _MAX_ROWS, _MAX_COLUMNS = 1_000_000, 1000
-
-_FEW = Rule(lambda values: len(values) <= MAX_RANKS, f"of at most {MAX_RANKS} ranks")
-Size = Annotated[int, Rule(lambda n: 1 <= n <= MAX_RANKS, f"in [1, {MAX_RANKS}]")]
-
-
-class Ranks(TypedDict):
-    """ranks.json: how many processes a launcher started."""
-
-    size: Size
-
-
-class Process(TypedDict):
-    """process.json: which process a rank was, since when in seconds of the clock."""
-
-    host: str
-    process: int
-    time: float
-
-
-class Sender(TypedDict):
-    """What a manager received from a rank, and fed it."""
-
-    items: int
-    fed: int
-
-
-class ManagerReport(TypedDict):
-    """manager.json: what a manager did."""
-
-    stored: int
-    senders: Annotated[dict[str, Sender], _FEW]
-
-
-class Counters(TypedDict, total=False):
-    """What a rank sent to managers and was fed."""
-
-    sent: int
-    fed: int
-
-
-class RankReport(TypedDict):
-    """What a rank that trains did."""
-
-    measured: dict[str, float | None]
-    counters: Counters
-
-
-class RunReport(TypedDict):
-    """report.json: what the ranks of a run did."""
-
-    lost: Annotated[dict[str, str], _FEW]
-    managers: Annotated[list[int], _FEW]
-    reward_calls: int
-    modes_found: int
-    ranks: Annotated[dict[str, RankReport], _FEW]
 
 
 def read_text(path: Path, max_nbytes: int) -> str:
@@ -93,18 +38,25 @@ def read_text(path: Path, max_nbytes: int) -> str:
         raise CheckpointCorruptError(f"{path} is no text: {error.reason}") from None
 
 
-def read_json(path: Path, kind: Any) -> Any:
-    """Return what a file of a run holds, checked against a type such as those above."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a file of a run holds, of any values: see :func:`named_damage`."""
     text = read_text(path, _MAX_JSON)
     try:
         value = from_text(text.strip().encode())
     except ValueError as error:
         raise CheckpointCorruptError(f"{path} is no JSON: {error}") from None
-    try:
-        check_value("it", value, kind)
-    except ArgumentError as error:
-        raise CheckpointCorruptError(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointCorruptError(f"{path} is damaged: it must be an object, got {value!r:.80}")
     return value
+
+
+@contextmanager
+def named_damage(path: Path) -> Iterator[None]:
+    """Raise errors by wrong values of a file as those of the file."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointCorruptError(f"{path} is damaged: {one_line(error):.200}") from None
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
