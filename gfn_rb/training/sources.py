@@ -29,16 +29,6 @@ class Source:
         """Return fresh forward trajectories, a multiple of ``n`` of them."""
         raise NotImplementedError
 
-    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
-        """Take note of items the policy has learnt from, and of their or their steps' residuals."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the next trajectories depend on, beside the policy and its generator."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from an earlier state."""
-
 
 class PolicySource(Source):
     """Samples in this process, from the environment's source state."""
@@ -90,18 +80,6 @@ class LocalSearchSource(Source):
             batches.append(proposed)
             current = Trajectories.cat([current, proposed])[row + n * accepted]
         return Trajectories.cat(batches)
-
-    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
-        """Pass on what the policy has learnt from."""
-        self._source.learn(batch, residual)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the source of trajectories."""
-        return self._source.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore it."""
-        self._source.load_state_dict(state_dict)
 
 
 class Teacher:
@@ -179,14 +157,19 @@ def make_source(
     generator: torch.Generator,
     seed: int,
     epsilon: Callable[[], float],
-) -> Source:
-    """Return the source that a configuration asks for; ``seed`` is that of a teacher's weights."""
+) -> tuple[Source, TeacherSource | None]:
+    """Return the source that a configuration asks for, and the one in it that learns.
+
+    ``seed`` is that of a teacher's weights.
+    """
     source: Source = PolicySource(env, loss.forward_policy, generator, epsilon)
+    taught, search = None, config.search
     if config.teacher.share:
         teacher = Teacher(config, env, seed)
         by_teacher = PolicySource(env, teacher.loss.forward_policy, generator, epsilon)
-        source = TeacherSource(source, by_teacher, teacher, config.teacher.share)
-    if not config.search.loops:
-        return source
-    sampler, search = LocalSearchSampler(loss.forward_policy, backward_policy(loss)), config.search
-    return LocalSearchSource(source, sampler, env, search.loops, search.back_ratio, generator)
+        source = taught = TeacherSource(source, by_teacher, teacher, config.teacher.share)
+    if search.loops:
+        sampler = LocalSearchSampler(loss.forward_policy, backward_policy(loss))
+        options = search.loops, search.back_ratio, generator
+        source = LocalSearchSource(source, sampler, env, *options)
+    return source, taught

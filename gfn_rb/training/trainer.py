@@ -118,7 +118,7 @@ class Trainer:
         self.schedule = make_schedule(config, self.optimizer)
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         self.backward = Sampler(backward_policy(self.loss))
-        self.source = make_source(
+        self.source, self.teacher = make_source(
             config, self.env, self.loss, self.generator, initial + 1,
             epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
         )  # fmt: skip
@@ -137,8 +137,10 @@ class Trainer:
         # What has a state of its own, by its name in checkpoints.
         self._parts: dict[str, Any] = {
             "policies": self.loss, "optimizer": self.optimizer, "schedule": self.schedule,
-            "source": self.source, "discovery": self.discovery,
+            "discovery": self.discovery,
         }  # fmt: skip
+        if self.teacher is not None:
+            self._parts["teacher"] = self.teacher
         self.steps_done = 0
         self.history: list[Row] = []
         self._losses: dict[str, list[float]] = {"loss": [], "replay_loss": []}  # since the last row
@@ -226,7 +228,8 @@ class Trainer:
             cost, residual = loss.mean(), residual.detach()
             options = self.config.clip_grad_norm, self.hooks.gradients
             take_step(self.optimizer, self.loss, cost, *options)
-            self.source.learn(batch, residual)
+            if self.teacher is not None:
+                self.teacher.learn(batch, residual)
             return float(cost.detach()), residual
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:

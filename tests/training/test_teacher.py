@@ -72,7 +72,7 @@ def test_its_log_z_starts_where_its_first_batch_fits_best():
 def test_it_learns_from_every_batch_what_the_student_was_like_before(loss):
     trainer = Trainer(grid(teacher=TeacherOptions(0.5), loss=loss))
     told, fits, learn = [], [], trainer._learn
-    trainer.source.learn = lambda batch, residual: told.append((len(batch), residual))
+    trainer.teacher.learn = lambda batch, residual: told.append((len(batch), residual))
 
     def note(batch):
         fits.append((len(batch), trainer.loss.residual(batch).detach()))

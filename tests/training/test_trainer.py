@@ -66,7 +66,7 @@ VARIANTS = {
 def state(trainer):
     """Everything that the next step depends on."""
     return {
-        "source": trainer.source.state_dict(),
+        "teacher": trainer.teacher and trainer.teacher.state_dict(),
         "weights": dict(trainer.loss.named_parameters()),
         "optimizer": trainer.optimizer.state_dict(),
         "schedule": trainer.schedule.state_dict(),

@@ -178,7 +178,7 @@ def run_rank(
         if transport.rank in roles.managers:
             end = _manage(config, transport, coordinator, folder, stop)
         else:
-            end = TrainingRank(config, transport, coordinator, shutdown, folder, stop).train()
+            end = _train(config, transport, coordinator, shutdown, folder, stop)
         # All that matters has come; what others have not taken by now, they may never take.
         with suppress(TransportTimeoutError):
             transport.close(SHUTDOWN_SECONDS if end.lost or stop.received is not None else None)
@@ -216,93 +216,76 @@ def _manage(
     return RankEnd(stop.received, None, frozenset({*lost, *coordinator.lost}))
 
 
-class TrainingRank:
-    """A rank that trains, and what it shares with the others."""
+def _train(
+    config: TrainConfig,
+    transport: Transport,
+    coordinator: RankCoordinator,
+    shutdown: ShutdownBudget,
+    folder: RunFolder,
+    stop: StopSignals,
+) -> RankEnd:
+    """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
+    roles, rank, start = coordinator.roles, transport.rank, time.perf_counter()
+    ranks = roles.workers if config.average_gradients else (rank,)
+    patience, advice = longest_silence(config, roles), f"; continue with: {folder.how_to_resume()}"
+    average = GradientAverage(transport, ranks, patience, shutdown, stop.request, advice)
+    hooks, manager = Hooks(gradients=average, stepped=coordinator.report_progress), None
+    if roles.managers:
+        manager = ManagerHooks(config, transport, roles, shutdown.stopped)
+        hooks = replace(hooks, replayed=manager.replayed, store=manager.store)
+    trainer = Trainer(config, stream=roles.workers.index(rank), hooks=hooks)
+    reported, counters, hanging = _stamp(folder.ranks_report), dict[str, Any](), tuple[int, ...]()
+    with stop:
+        restore(trainer, folder)
+        result = run_training(trainer, folder, stop, coordinator.describe)
+        average.close(finished=result.stopped_by is None)
+        if manager is not None:
+            manager.worker.close(config.patience)
+        reports = False
+        if result.stopped_by is None:
+            if manager is not None:
+                worker = manager.worker
+                counters = {"managers": worker.managers, **worker.statistics.to_json()}
+                for lost, why in worker.lost.items():
+                    coordinator.lose(lost, why)
+            coordinator.unwritten[rank] = result.unwritten
+            modes = trainer.discovery.state_dict()["modes"]
+            reports = coordinator.gather(RankResult(result.row, counters, modes))
+        if reports:
+            if _stamp(folder.ranks_report) != reported:  # by others, who were not heard
+                raise WorkerError(f"the run has ended without rank {rank}")
+            with noted(result.unwritten):
+                write_json(folder.ranks_report, _summary(coordinator, time.perf_counter() - start))
+            write_report(result, _other_ranks(coordinator))
+            for other in coordinator.unwritten.keys() - {rank}:
+                reasons = coordinator.unwritten[other]
+                result.unwritten.extend(f"rank {other}: {each}" for each in reasons)
+            hanging = coordinator.end()
+    own = result if reports or result.stopped_by else None
+    return RankEnd(result.stopped_by, own, frozenset(coordinator.lost), hanging)
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        transport: Transport,
-        coordinator: RankCoordinator,
-        shutdown: ShutdownBudget,
-        folder: RunFolder,
-        stop: StopSignals,
-    ) -> None:
-        roles, rank = coordinator.roles, transport.rank
-        ranks = roles.workers if config.average_gradients else (rank,)
-        self.config, self.coordinator, self.folder, self.stop = config, coordinator, folder, stop
-        self.stream = roles.workers.index(rank)
-        patience = longest_silence(config, roles)
-        advice = f"; continue with: {folder.how_to_resume()}"
-        self.average = GradientAverage(transport, ranks, patience, shutdown, stop.request, advice)
-        self.manager = None
-        self.hooks = Hooks(gradients=self.average, stepped=coordinator.report_progress)
-        if roles.managers:
-            self.manager = ManagerHooks(config, transport, roles, shutdown.stopped)
-            replayed, store = self.manager.replayed, self.manager.store
-            self.hooks = replace(self.hooks, replayed=replayed, store=store)
-        self._start = time.perf_counter()
 
-    def train(self) -> RankEnd:
-        """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
-        folder, stop, reported = self.folder, self.stop, _stamp(self.folder.ranks_report)
-        hanging: tuple[int, ...] = ()
-        trainer = Trainer(self.config, stream=self.stream, hooks=self.hooks)
-        with stop:
-            restore(trainer, folder)
-            result = run_training(trainer, folder, stop, self.coordinator.describe)
-            self.average.close(finished=result.stopped_by is None)
-            if self.manager is not None:
-                self.manager.worker.close(self.config.patience)
-            reports = result.stopped_by is None and self._gather(result)
-            if reports:
-                if _stamp(folder.ranks_report) != reported:  # by others, who were not heard
-                    raise WorkerError(f"the run has ended without rank {folder.rank}")
-                with noted(result.unwritten):
-                    write_json(folder.ranks_report, self._summary())
-                write_report(result, self._other_ranks())
-                for rank in self.coordinator.unwritten.keys() - {folder.rank}:
-                    why = self.coordinator.unwritten[rank]
-                    result.unwritten.extend(f"rank {rank}: {each}" for each in why)
-                hanging = self.coordinator.end()
-        own = result if reports or result.stopped_by else None
-        return RankEnd(result.stopped_by, own, frozenset(self.coordinator.lost), hanging)
+def _other_ranks(known: RankCoordinator) -> OtherRanks | None:
+    """Return what the ranks that train did together; None where there was but one."""
+    from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
 
-    def _gather(self, result: RunResult) -> bool:
-        """Tell others the results of this rank, and return whether it is the one that reports."""
-        counters: dict[str, Any] = {}
-        if self.manager is not None:
-            worker = self.manager.worker
-            counters = {"managers": worker.managers, **worker.statistics.to_json()}
-            for rank, why in worker.lost.items():
-                self.coordinator.lose(rank, why)
-        self.coordinator.unwritten[result.folder.rank] = result.unwritten
-        modes = result.trainer.discovery.state_dict()["modes"]
-        return self.coordinator.gather(RankResult(result.row, counters, modes))
+    if len(known.results) == 1 and not known.lost:
+        return None
+    return OtherRanks(len(known.results), known.modes_found(), len(known.lost))
 
-    def _other_ranks(self) -> OtherRanks | None:
-        """Return what the ranks that train did together; None where there was but one."""
-        from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
 
-        n_ranks, lost = len(self.coordinator.results), self.coordinator.lost
-        if n_ranks == 1 and not lost:
-            return None
-        return OtherRanks(n_ranks, self.coordinator.modes_found(), len(lost))
-
-    def _summary(self) -> dict[str, Any]:
-        known = self.coordinator
-        results = sorted(known.results.items())
-        did = {str(r): {"measured": each.row, "counters": each.counters} for r, each in results}
-        return {
-            "size": known.roles.size,
-            "managers": [*known.roles.managers],
-            "lost": {str(rank): why for rank, why in known.lost.items()},
-            "unwritten": {str(rank): why for rank, why in known.unwritten.items() if why},
-            "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
-            "modes_found": known.modes_found(),
-            "wall_seconds": time.perf_counter() - self._start,
-            "ranks": did,
-        }
+def _summary(known: RankCoordinator, seconds: float) -> dict[str, Any]:
+    results = sorted(known.results.items())
+    return {
+        "size": known.roles.size,
+        "managers": [*known.roles.managers],
+        "lost": {str(rank): why for rank, why in known.lost.items()},
+        "unwritten": {str(rank): why for rank, why in known.unwritten.items() if why},
+        "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
+        "modes_found": known.modes_found(),
+        "wall_seconds": seconds,
+        "ranks": {str(r): {"measured": each.row, "counters": each.counters} for r, each in results},
+    }
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

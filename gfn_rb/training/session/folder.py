@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.checkpoint.atomic import published, try_lock
+from gfn_rb.checkpoint.atomic import link, published, try_lock
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.reading import named_damage, printable, read_json
@@ -76,10 +76,7 @@ class RunFolder:
     def keep_checkpoint(self) -> None:
         """Give the newest checkpoint, if any, a second name: killed at any time, a run has one."""
         if self.checkpoint.exists():
-            temporary = self.previous.with_suffix(".tmp")
-            temporary.unlink(missing_ok=True)  # of a killed process
-            os.link(self.checkpoint, temporary)
-            os.replace(temporary, self.previous)
+            link(self.checkpoint, self.previous)
 
     def take_back(self) -> None:
         """Put the checkpoint before the newest in its place; the first gives way to none."""
