@@ -132,14 +132,12 @@ def manage(transport: Transport, options: Options) -> bool:
     rb = reward_prioritized_buffer(10_000, unique="state")
     manager = ReplayBufferManager(transport, rb, score, PercentileBaseline())
     known = 0
-
-    def stepped() -> None:
-        nonlocal known
+    while not manager.finished:
+        manager.step(0.2)
         if manager.batches > known:
             known = manager.batches
             notes(known)
-
-    manager.run(stepped=stepped)
+    manager.run()  # until the answers have left
     return notes.is_flat()
 
 

@@ -84,7 +84,7 @@ class ValueFile:
 
     def __init__(self, path: Path, secret: Secret | None = None) -> None:
         self.path = path
-        data = _mapped(path)
+        data = mapped(path)
         with self.named_errors():
             self.prefix, running = Prefix.checked(data.data, "it", FILE, secret)
             self.content = Content(data, self.prefix, running, "it")
@@ -131,7 +131,7 @@ class ValueFile:
             ) from error
 
 
-def _mapped(path: Path) -> Shaped[np.ndarray, "n"]:
+def mapped(path: Path) -> Shaped[np.ndarray, "n"]:
     """Return the content of a file as a read-only map, which needs no memory of its size."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would have it wait

@@ -90,45 +90,6 @@ class Layout:
         """Return the bytes of the head."""
         return aligned(texts_end) + self.small_nbytes
 
-    def starts(self, prefix: Prefix) -> dict[int, int]:
-        """Return where each tensor begins in the file or frame."""
-        small, large = prefix.head_nbytes - self.small_nbytes, prefix.head_nbytes
-        starts = {i: small + start for i, start, _ in self.small}
-        return starts | {i: large + start for i, start, _ in self.large}
-
-    def check_sizes(self, prefix: Prefix, name: str) -> None:
-        """Raise :class:`WireCorruptError` unless a prefix says the sizes that follow from this."""
-        head_nbytes = self.head_nbytes(prefix.texts_end)
-        nbytes = head_nbytes + self.tail_nbytes
-        if (prefix.head_nbytes, prefix.nbytes) != (head_nbytes, nbytes):
-            raise WireCorruptError(
-                f"{name} has {prefix.nbytes} bytes, {prefix.head_nbytes} of them head; expected "
-                f"{nbytes} and {head_nbytes}"
-            )
-
-    def check_body(
-        self,
-        data: memoryview,
-        prefix: Prefix,
-        running: RunningHash,
-        name: str,
-        map_blocks: Callable[..., Any] = map,
-    ) -> None:
-        """Raise unless the body is as its checksums say; ``map_blocks`` may be an executor's."""
-        start, end = prefix.head_nbytes, prefix.head_nbytes + self.body_nbytes
-        if running is not None:
-            require_equal(sums_of([data[start:end]], running), data[end:], name)
-            return
-        blocks = [data[at : min(at + BLOCK, end)] for at in range(start, end, BLOCK)]
-        for i, came in enumerate(map_blocks(xxh3_64_digest, blocks)):
-            expected = bytes(data[end + i * SUM_NBYTES : end + (i + 1) * SUM_NBYTES])
-            if came != expected:
-                first = start + i * BLOCK
-                raise WireCorruptError(
-                    f"{name} is damaged: the checksum of bytes {first} to {first + len(blocks[i])} "
-                    f"is {came.hex()}; expected {expected.hex()}"
-                )
-
 
 @lru_cache(maxsize=32)
 def _planned(
@@ -275,15 +236,36 @@ class Content:
     ) -> None:
         self._data, self._prefix, self._running = data, prefix, running
         view, meta_at = data.data, PREFIX_NBYTES + prefix.structure_nbytes
-        self.layout = _layout_of(bytes(view[PREFIX_NBYTES:meta_at]))
-        self.layout.check_sizes(prefix, name)
+        self.layout = layout = _layout_of(bytes(view[PREFIX_NBYTES:meta_at]))
+        head_nbytes = layout.head_nbytes(prefix.texts_end)
+        nbytes = head_nbytes + layout.tail_nbytes
+        if (prefix.head_nbytes, prefix.nbytes) != (head_nbytes, nbytes):
+            raise WireCorruptError(
+                f"{name} has {prefix.nbytes} bytes, {prefix.head_nbytes} of them head; expected "
+                f"{nbytes} and {head_nbytes}"
+            )
         self.nodes: dict[str, Any] = dict(from_text(view[meta_at : prefix.texts_end]))
-        self._starts = self.layout.starts(prefix)
+        small = head_nbytes - layout.small_nbytes
+        self._starts = {i: small + start for i, start, _ in layout.small}
+        for i, start, _ in layout.large:
+            self._starts[i] = head_nbytes + start
 
     def verify(self, name: str, map_blocks: Callable[..., Any] = map) -> None:
         """Raise unless the body is as its checksums say; ``map_blocks`` may be an executor's."""
-        if self.layout.large:
-            self.layout.check_body(self._data.data, self._prefix, self._running, name, map_blocks)
+        data, start = self._data.data, self._prefix.head_nbytes
+        end = start + self.layout.body_nbytes
+        if self._running is not None:
+            require_equal(sums_of([data[start:end]], self._running), data[end:], name)
+            return
+        blocks = [data[at : min(at + BLOCK, end)] for at in range(start, end, BLOCK)]
+        for i, came in enumerate(map_blocks(xxh3_64_digest, blocks)):
+            expected = bytes(data[end + i * SUM_NBYTES : end + (i + 1) * SUM_NBYTES])
+            if came != expected:
+                first = start + i * BLOCK
+                raise WireCorruptError(
+                    f"{name} is damaged: the checksum of bytes {first} to {first + len(blocks[i])} "
+                    f"is {came.hex()}; expected {expected.hex()}"
+                )
 
     def tensor(self, i: int, device: torch.device | None = None) -> Tensor:
         """Return a tensor as a view of the bytes, or as a copy on a device."""

@@ -102,7 +102,7 @@ class Cluster:
     def _lose(self, worker):
         worker._client.collect()  # it may have been greeted by one that is gone again
         for gone in [rank for rank in worker.managers if rank not in self.managers]:
-            worker.lose_manager(gone, "it was killed")
+            worker._client.lose(gone, "it was killed")
 
     def come_back(self):
         """Start a manager again, of whose death everyone knows."""

@@ -173,12 +173,11 @@ class ReplayBufferManager:
         """Number of answered batches."""
         return self._handler.batches
 
-    def run(self, timeout: float | None = None, stepped: Callable[[], None] | None = None) -> None:
+    def run(self, timeout: float | None = None) -> None:
         """Serve until every worker has closed or is lost.
 
         Args:
             timeout: seconds after which to stop in any case; None for no limit.
-            stepped: callable that is called after each message, and regularly without messages.
 
         Raises:
             CheckpointError: the checkpoint at the end cannot be written.
@@ -191,14 +190,12 @@ class ReplayBufferManager:
             if left < 0:
                 break
             self.step(left)
-            if stepped is not None:
-                stepped()
         untaken = self._channel.flush(_FLUSH, self._workers.lost)
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)
         if self._checkpoint is not None:
             self.save()
-        log.info(self.timing_summary())
+        log.info("%s: %d batches; %s", self._name, self.batches, self._watch.summary())
 
     def step(self, timeout: float = 0.0) -> bool:
         """Handle one message.
@@ -260,10 +257,6 @@ class ReplayBufferManager:
             return None
         keeps_best = self.buffer.writer.largest and self.buffer.writer.key == LOG_REWARD
         return self.buffer.storage.max_size if keeps_best else None
-
-    def timing_summary(self) -> str:
-        """Return the time spent in each kind of work, in one line."""
-        return f"{self._name}: {self.batches} batches; {self._watch.summary()}"
 
     def save(self) -> str:
         """Save the buffer, statistics, the baseline, and which rows each worker was fed.

@@ -10,7 +10,6 @@ from enum import IntEnum
 from numbers import Real
 from typing import Any, Final, TypeGuard
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
@@ -61,14 +60,6 @@ def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
                 f"score {name!r} must be a number or a tensor of {n} rows, got {what}"
             )
     return numbers, TensorDict(rows, [n]) if rows else None
-
-
-def unpack(numbers: Mapping[str, Any], rows: TensorDictBase | None) -> Scores:
-    """Join what :func:`pack` has split."""
-    scores: Scores = {name: float(value) for name, value in numbers.items()}
-    if rows is not None:
-        scores.update({str(name): torch.as_tensor(value) for name, value in rows.items()})
-    return scores
 
 
 OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")

@@ -34,7 +34,6 @@ from gfn_rb.remote.protocol.messages import (
     is_number,
     one_line,
     remote_error,
-    unpack,
 )
 from gfn_rb.remote.protocol.ownership import shares
 from gfn_rb.remote.worker.accounts import Reply, SentBatch, SentShare, WorkerStatistics
@@ -157,7 +156,10 @@ class ManagerClient:
         form = self._channel.row_form
         self._hello = {"protocol": PROTOCOL, "subscription": terms, "rows": form}
         for rank in self.managers:
-            self._welcome(self.ask(rank, Kind.HELLO, self._hello))
+            try:
+                self._welcome(self.ask(rank, Kind.HELLO, self._hello))
+            except PeerLostError as error:
+                self.lose(rank, str(error))
 
     def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
         """Ask a manager something, and return its answer."""
@@ -481,4 +483,5 @@ def _scores(meta: Mapping[str, Any], rows: TensorDictBase | None, n: int) -> Sco
         raise ArgumentError(f"scores must be numbers by name, got {numbers!r:.200}")
     if rows is not None and len(rows) != n:
         raise ShapeError(f"scores must be of the {n} rows sent, got {len(rows)}")
-    return unpack(numbers, rows)
+    of_rows = {} if rows is None else {str(name): value for name, value in rows.items()}
+    return {**{name: float(value) for name, value in numbers.items()}, **of_rows}

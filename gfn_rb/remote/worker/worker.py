@@ -175,21 +175,16 @@ class ReplayBufferWorker:
         return sum(map(len, self._pending))
 
     def connect(self) -> None:
-        """Connect to the managers. The first add does so too.
+        """Connect to the managers, without those that are lost. The first add does so too.
 
         Raises:
             TransportTimeoutError: a rank does not answer, so it is not a manager.
-            PeerLostError: a rank is lost.
             RemoteError: a manager refuses the subscription or this version.
             WireError: a rank uses another version.
         """
         if not self._connected:
             self._client.connect(None if self.subscription is None else self.subscription.terms())
             self._connected = True
-
-    def lose_manager(self, manager: int, why: str) -> None:
-        """Count a manager as lost; ignored for a lost manager and for other ranks."""
-        self._client.lose(manager, why)
 
     def add(self, item: TensorDictBase) -> Reply | None:
         """Add one item of batch size [], as :meth:`extend` adds several."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gfn_rb.checkpoint.atomic import link, published, try_lock
-from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.reading import named_damage, printable, read_json
 from gfn_rb.training.trainer import Row
@@ -138,7 +138,7 @@ class RunFolder:
             with named_damage(self.process):
                 known = read_json(self.process)
                 return str(known["host"]), int(known["process"]), float(known["time"])
-        except (OSError, CheckpointCorruptError):  # network file systems may lose it for a moment
+        except (OSError, CheckpointError):  # network file systems may lose it for a moment
             return None
 
 

@@ -17,7 +17,6 @@ from gfn_rb.checkpoint import Journal
 from gfn_rb.codec import decode_frame, encode_frame
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import (
-    PeerLostError,
     TransportError,
     TransportTimeoutError,
     WireError,
@@ -264,10 +263,6 @@ class ManagerHooks:
 
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run and send them; return what was fed."""
-        try:
-            self.worker.connect()
-        except PeerLostError as error:
-            self.worker.lose_manager(error.rank, str(error))
         # A run that goes on sends its buffer again: the manager may have saved earlier than it.
         goes_on, self._has_stored = not self._has_stored and len(rb) > 0, True
         self.worker.extend(items)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.checkpoint.atomic import kind_of
+from gfn_rb.codec.files import mapped
 from gfn_rb.codec.primitives import from_text, one_line
 from gfn_rb.errors import CheckpointCorruptError
 
@@ -22,18 +20,11 @@ _MAX_ROWS, _MAX_COLUMNS = 1_000_000, 1000
 
 def read_text(path: Path, max_nbytes: int) -> str:
     """Return the text of a file of a run."""
-    # A pipe would keep a reader waiting, and a device never end.
-    flags = os.O_NONBLOCK | os.O_NOCTTY
-    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as stream:
-        status = os.fstat(stream.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            kind = kind_of(status.st_mode)
-            raise CheckpointCorruptError(f"{path} must be a regular file, got a {kind}")
-        content = b"" if status.st_size > max_nbytes else stream.read(max_nbytes + 1)
-    if max(status.st_size, len(content)) > max_nbytes:
+    content = mapped(path)
+    if len(content) > max_nbytes:
         raise CheckpointCorruptError(f"{path} must have at most {max_nbytes} bytes, got more")
     try:
-        return content.decode()
+        return content.tobytes().decode()
     except UnicodeDecodeError as error:
         raise CheckpointCorruptError(f"{path} is no text: {error.reason}") from None
 

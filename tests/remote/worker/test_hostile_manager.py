@@ -149,7 +149,7 @@ def test_a_welcome_that_makes_no_sense_is_the_managers_error(kind, welcome, mess
 
 def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
     scene = Scene(2, mode=NonBlocking())
-    scene.worker.lose_manager(1, "of a test")
+    scene.worker._client.lose(1, "of a test")
     scene.answer(Kind.HELLO, {**WELCOME, "baseline": "x"})
     scene.worker.extend(objects([1]))
     assert scene.worker.managers == [2]
