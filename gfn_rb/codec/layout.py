@@ -235,16 +235,17 @@ class Content:
         self, data: Shaped[np.ndarray, "n"], prefix: Prefix, running: RunningHash, name: str
     ) -> None:
         self._data, self._prefix, self._running = data, prefix, running
-        view, meta_at = data.data, PREFIX_NBYTES + prefix.structure_nbytes
+        view, texts_end = data.data, prefix.texts_end
+        meta_at = PREFIX_NBYTES + prefix.structure_nbytes
         self.layout = layout = _layout_of(bytes(view[PREFIX_NBYTES:meta_at]))
-        head_nbytes = layout.head_nbytes(prefix.texts_end)
+        head_nbytes = layout.head_nbytes(texts_end)
         nbytes = head_nbytes + layout.tail_nbytes
         if (prefix.head_nbytes, prefix.nbytes) != (head_nbytes, nbytes):
             raise WireCorruptError(
                 f"{name} has {prefix.nbytes} bytes, {prefix.head_nbytes} of them head; expected "
                 f"{nbytes} and {head_nbytes}"
             )
-        self.nodes: dict[str, Any] = dict(from_text(view[meta_at : prefix.texts_end]))
+        self.nodes: dict[str, Any] = dict(from_text(view[meta_at:texts_end]))
         small = head_nbytes - layout.small_nbytes
         self._starts = {i: small + start for i, start, _ in layout.small}
         for i, start, _ in layout.large:

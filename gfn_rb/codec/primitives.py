@@ -115,7 +115,7 @@ class BlockSums:
 
     def digest(self) -> bytes:
         """Return the checksums, one after another."""
-        return b"".join(each.digest() for each in self._sums)
+        return b"".join([each.digest() for each in self._sums])
 
 
 def sums_of(pieces: Iterable[memoryview], head: Any = None) -> bytes:

@@ -88,7 +88,7 @@ class Encoder:
                 raise ValueError(
                     f"{path}: its key {key!r} is of type {type(key).__name__}, expected str or int"
                 )
-            name = self.encode(key, path)
+            name = key if type(key) is str else self.encode(key, path)
             nodes.append([name, self.encode(entry, f"{path}[{key!r}]", depth + 1)])
         return nodes
 

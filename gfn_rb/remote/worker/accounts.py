@@ -34,7 +34,6 @@ class WorkerStatistics(Outcomes):
         replies: replies to them.
         errors: replies with an error.
         lost: rows sent that will not be answered; they may have been sent again.
-        refreshes: batches sent whole to learn a new baseline.
         fed: rows received for the manager-fed buffer.
         fed_duplicates: fed rows that were dropped because held or fed before.
         bytes_sent: size of all frames sent.
@@ -53,7 +52,6 @@ class WorkerStatistics(Outcomes):
     replies: int = 0
     errors: int = 0
     lost: int = 0
-    refreshes: int = 0
     fed: int = 0
     fed_duplicates: int = 0
     bytes_sent: int = 0

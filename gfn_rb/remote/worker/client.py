@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -479,9 +480,13 @@ def _outcomes(meta: Mapping[str, Any], n: int) -> dict[str, int]:
 def _scores(meta: Mapping[str, Any], rows: TensorDictBase | None, n: int) -> Scores:
     """Return the scores of n rows that were sent."""
     numbers = meta.get("scores")
-    if not isinstance(numbers, dict) or not all(type(v) in (int, float) for v in numbers.values()):
+    if not isinstance(numbers, dict) or not all(
+        [type(v) in (int, float) for v in numbers.values()]
+    ):
         raise ArgumentError(f"scores must be numbers by name, got {numbers!r:.200}")
     if rows is not None and len(rows) != n:
         raise ShapeError(f"scores must be of the {n} rows sent, got {len(rows)}")
-    of_rows = {} if rows is None else {str(name): value for name, value in rows.items()}
-    return {**{name: float(value) for name, value in numbers.items()}, **of_rows}
+    scores: Scores = {name: float(value) for name, value in numbers.items()}
+    if rows is not None:
+        scores.update({str(name): torch.as_tensor(value) for name, value in rows.items()})
+    return scores

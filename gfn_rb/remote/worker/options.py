@@ -230,7 +230,7 @@ class Subscription:
             while self._n_untaken - (oldest := len(self._untaken[0])) >= self._room:
                 self._untaken.popleft()
                 self._n_untaken -= oldest
-            known.update(dict.fromkeys(keys[i] for i in new))
+            known.update(dict.fromkeys([keys[i] for i in new]))
             for key in [*islice(known, max(0, len(known) - _REMEMBERED - 2 * self._room))]:
                 del known[key]
         return len(rows) - len(new)

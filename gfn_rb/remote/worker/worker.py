@@ -332,7 +332,6 @@ class ReplayBufferWorker:
                 rows, n = self.filter(rows, self.baseline), left
                 left = len(rows)
                 self.statistics.filtered += n - left
-                self.statistics.refreshes = self.filter.refreshes
             sent = self._client.send(rows, self.payload != "scoring", ready) if left else 0
             left -= sent
         finally:  # rows that cannot be sent are accounted for as well

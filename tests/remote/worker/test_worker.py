@@ -199,7 +199,7 @@ def test_rows_below_the_baseline_are_not_sent():
             assert worker.extend(objects([1, 2])) is None
         assert (worker.statistics.sent, worker.statistics.filtered) == (4, 5)
         assert worker.extend(objects([1, 2])).outcomes["rejected"] == 2  # to learn it anew
-        assert worker.statistics.refreshes == 1
+        assert worker.filter.refreshes == 1
         assert worker.extend(objects([1, 2])) is None
     assert len(local) == 2 + 3 + 8
 
