@@ -14,7 +14,7 @@ from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
 from gfn_rb.training.config import flat
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.reading import printable, read_metrics
+from gfn_rb.training.session.reading import printable, read_json, read_metrics
 
 # Default metrics of a comparison: the first three of these that all runs have.
 USUAL = (
@@ -155,7 +155,7 @@ def compare_runs(
 def read_run(path: Path) -> FinishedRun:
     """Read a run folder, without the code of its environment."""
     folder = RunFolder.open(path)
-    config = flat(folder.read_options())
+    config = flat(read_json(folder.config))
     if not isinstance(config.get("env"), str):
         raise CheckpointCorruptError(f"{folder.config} names no environment")
     n_ranks = folder.n_ranks()

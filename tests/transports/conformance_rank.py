@@ -1,13 +1,11 @@
 """One rank of the conformance suite, run as a process of its own; prints what it found as JSON.
 
-python -m transports.conformance_rank mpi
-python -m transports.conformance_rank gloo FILE RANK SIZE
+mpiexec -n 3 python -m transports.conformance_rank
 """
 
 from __future__ import annotations
 
 import json
-import sys
 
 import transports.little  # noqa: F401
 from transports.conformance import run
@@ -33,15 +31,5 @@ def on_mpi() -> None:
     report("mpi", MPITransport(MPI.COMM_WORLD.Split(is_last), timeout=TIMEOUT))
 
 
-def on_gloo(file: str, rank: str, size: str) -> None:
-    from gfn_rb.transports.gloo import GlooTransport
-
-    report("gloo", GlooTransport(f"file://{file}", int(rank), int(size), timeout=TIMEOUT))
-
-
 if __name__ == "__main__":
-    kind, *arguments = sys.argv[1:]
-    if kind == "mpi":
-        on_mpi()
-    else:
-        on_gloo(*arguments)
+    on_mpi()

@@ -58,12 +58,6 @@ def under_mpiexec(size: int, program: Path, *arguments: str, options: tuple[str,
     return finished([[*command, str(program), *arguments]])
 
 
-def side_by_side(size: int, program: Path, *arguments: str) -> str:
-    """Run so many processes of a program, each told its rank and the size last."""
-    ranks = [[*arguments, str(rank), str(size)] for rank in range(size)]
-    return finished([[sys.executable, str(program), *rank] for rank in ranks])
-
-
 def abort(process: subprocess.Popen) -> None:
     """End a command that hangs. Its ranks say where they are; mpiexec hands the signal on."""
     for number in (signal.SIGABRT, signal.SIGKILL):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from transports.conformance import CHECKS, run
-from transports.ranks import FOUND, PROGRAM, reports, side_by_side, under_mpiexec
+from transports.ranks import FOUND, PROGRAM, reports, under_mpiexec
 
 from gfn_rb.transports import GlooTransport, LocalTransport, Transport
 
@@ -50,16 +49,10 @@ def test_gloo_in_threads(size: int) -> None:
     assert_conforms(in_threads(transports), size)
 
 
-@pytest.mark.slow
-def test_gloo_in_processes(tmp_path: Path) -> None:
-    lines = reports(side_by_side(2, PROGRAM, "gloo", str(tmp_path / "store")))
-    assert_conforms(of_one_run(lines, "gloo-2"), 2)
-
-
 @pytest.fixture(scope="module")
 def mpi_lines() -> FOUND:
     """What the ranks of a single job say, as starting one costs more than the suite."""
-    return reports(under_mpiexec(MPI_RANKS, PROGRAM, "mpi"))
+    return reports(under_mpiexec(MPI_RANKS, PROGRAM))
 
 
 @pytest.mark.slow

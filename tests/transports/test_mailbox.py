@@ -33,15 +33,6 @@ def test_a_message_to_a_lost_rank_is_lost_unless_it_was_delivered(sender: LocalT
         late.wait()
 
 
-def test_the_oldest_match_of_each_sender_is_taken_first() -> None:
-    a, b, c = LocalTransport.group(3)
-    for sender, tag, text in ((a, 1, b"p"), (b, 2, b"q"), (a, 2, b"r"), (a, 1, b"s")):
-        sender.send([text], 2, tag)
-    order = [(1, 2), (0, None), (None, 2), (None, None)]
-    got = [bytes(c.recv(source, tag).data) for source, tag in order]
-    assert got == [b"q", b"p", b"r", b"s"]
-
-
 def test_senders_are_served_in_turn() -> None:
     *senders, receiver = LocalTransport.group(4)
     for sender, n in zip(senders, (99, 3, 1), strict=True):

@@ -480,9 +480,7 @@ def _outcomes(meta: Mapping[str, Any], n: int) -> dict[str, int]:
 def _scores(meta: Mapping[str, Any], rows: TensorDictBase | None, n: int) -> Scores:
     """Return the scores of n rows that were sent."""
     numbers = meta.get("scores")
-    if not isinstance(numbers, dict) or not all(
-        [type(v) in (int, float) for v in numbers.values()]
-    ):
+    if not isinstance(numbers, dict) or {*map(type, numbers.values())} - {int, float}:
         raise ArgumentError(f"scores must be numbers by name, got {numbers!r:.200}")
     if rows is not None and len(rows) != n:
         raise ShapeError(f"scores must be of the {n} rows sent, got {len(rows)}")

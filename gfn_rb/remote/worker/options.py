@@ -39,10 +39,6 @@ class Mode(ABC):
     def after(self, client: ManagerClient) -> None:  # noqa: B027
         """Run after a batch was sent; by default nothing."""
 
-    def __repr__(self) -> str:
-        named = ", ".join(f"{name}={value}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({named})"
-
 
 class Awaited(Mode):
     """Mode that sends a batch and waits for its reply: scores are those of the added items."""

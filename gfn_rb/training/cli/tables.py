@@ -86,7 +86,7 @@ def inspection(path: Path) -> Lines:
         yield from _checkpoint_lines(path)
         return
     folder = RunFolder.open(path)
-    yield from _described(f"{path}: configuration", flat(folder.read_options()))
+    yield from _described(f"{path}: configuration", flat(read_json(folder.config)))
     if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
         yield from _described(f"{folder.metrics}: last of {len(rows)} rows", rows[-1])
     yield from ranks_lines(folder)

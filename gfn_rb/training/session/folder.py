@@ -87,15 +87,11 @@ class RunFolder:
 
     def read_config(self) -> TrainConfig:
         """Return the run's configuration."""
-        values = self.read_options()
+        values = read_json(self.config)
         try:
             return TrainConfig.from_dict(values)
         except ArgumentError as error:
             raise ArgumentError(f"{self.config}: {error}") from error
-
-    def read_options(self) -> dict[str, Any]:
-        """Return the options in the run's configuration as they stand there."""
-        return read_json(self.config)
 
     def write_config(self, config: TrainConfig) -> None:
         """Replace the run's configuration."""

@@ -19,6 +19,7 @@ from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import distributed
 from gfn_rb.training.session.folder import RunFolder, RunLock
 from gfn_rb.training.session.joining import find_launch
+from gfn_rb.training.session.reading import read_json
 from gfn_rb.training.session.run import (
     RunResult,
     StopSignals,
@@ -100,27 +101,22 @@ def resume(
             f"run must go on with the number of ranks it had, {had}, got {has}: "
             f"{folder.how_to_resume()}"
         )
-    with imports_outside(path):
-        return _resume(folder, started, steps)
-
-
-def _resume(folder: RunFolder, started: Launch | None, steps: int | None) -> RunResult | None:
-    env = folder.read_options().get("env")
+    env = read_json(folder.config).get("env")
     if isinstance(env, str) and ":" in env and (started is None or started.rank == 0):
         print(f"importing {env!r:.200}, as {folder.config} says", file=sys.stderr, flush=True)
-    config = folder.read_config()
-    config = config if steps is None else config.with_steps(steps)
+    with imports_outside(path), RunLock() as lock:
+        config = folder.read_config()
+        config = config if steps is None else config.with_steps(steps)
 
-    def prepare() -> RunFolder:
-        lock.take(folder)
-        remove_abandoned(folder.path)
-        distributed.check_steps(folder, config.steps)
-        folder.write_config(config)
-        lock.take(folder)
-        folder.write_ranks(started)
-        return folder
+        def prepare() -> RunFolder:
+            lock.take(folder)
+            remove_abandoned(folder.path)
+            distributed.check_steps(folder, config.steps)
+            folder.write_config(config)
+            lock.take(folder)
+            folder.write_ranks(started)
+            return folder
 
-    with RunLock() as lock:
         return _run(config, started, prepare, folder)
 
 

@@ -3,7 +3,7 @@ import torch
 from remote.remote_runs import objects
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.worker.options import Awaited, BaselineFilter, NonBlocking
+from gfn_rb.remote.worker.options import BaselineFilter, NonBlocking
 
 
 def sent(rows):
@@ -39,8 +39,3 @@ def test_only_empty_batches_in_a_row_count():
 def test_bad_arguments_are_named(make, name):
     with pytest.raises(ArgumentError, match=f"{name} must be at least 1, got 0"):
         make(0)
-
-
-def test_a_mode_shows_its_bound():
-    assert repr(NonBlocking(in_flight=2)) == "NonBlocking(in_flight=2)"
-    assert repr(Awaited()) == "Awaited()"
