@@ -10,26 +10,18 @@ import json
 import transports.little  # noqa: F401
 from transports.conformance import run
 
-from gfn_rb.transports.base import Transport
-
-TIMEOUT = 20.0
+from gfn_rb.transports.mpi import MPITransport
 
 
-def report(kind: str, transport: Transport) -> None:
-    name, rank = f"{kind}-{transport.size}", transport.rank
+def report(comm=None) -> None:
+    transport = MPITransport(comm, timeout=20.0)
+    name, rank = f"mpi-{transport.size}", transport.rank
     print(json.dumps({"name": name, "rank": rank, "found": run(transport)}), flush=True)
 
 
-def on_mpi() -> None:
-    """Run the suite on all ranks; then on all but the last, with the last one by itself."""
-    from gfn_rb.transports.mpi import MPITransport
-
-    report("mpi", MPITransport(timeout=TIMEOUT))
+if __name__ == "__main__":
+    report()
     from mpi4py import MPI  # begun by now
 
-    is_last = MPI.COMM_WORLD.Get_rank() == MPI.COMM_WORLD.Get_size() - 1
-    report("mpi", MPITransport(MPI.COMM_WORLD.Split(is_last), timeout=TIMEOUT))
-
-
-if __name__ == "__main__":
-    on_mpi()
+    # On all but the last rank, with the last one by itself.
+    report(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.Get_rank() == MPI.COMM_WORLD.Get_size() - 1))
