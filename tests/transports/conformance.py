@@ -71,7 +71,6 @@ def check_every_size(t: Transport) -> None:
 
 
 def check_payloads_are_joined(t: Transport) -> None:
-    """Buffers of all kinds arrive one after another, however many."""
     array, words = _content(50_000, 1), np.arange(12, dtype=np.int64).reshape(3, 4)
     late = [LazyBuffer(40_000, lambda: bytes(40_000)), LazyBuffer(3, lambda: b"end")]
     payloads = (
@@ -104,7 +103,6 @@ def check_tags_are_chosen_and_kept_in_order(t: Transport) -> None:
 
 
 def check_probe(t: Transport) -> None:
-    """Check that a probe returns the next message's envelope, and receives nothing."""
     assert t.probe(tag=5) is None
     assert t.probe(_left(t), 5, timeout=0.01) is None
     meet(t)
@@ -121,7 +119,6 @@ def check_probe(t: Transport) -> None:
 
 
 def check_a_payload_is_kept_alive_and_shared_with_nobody(t: Transport) -> None:
-    """Once a send is done, sender and receiver can write without the other seeing it."""
     content = _content(200_000, 4)
     handle = t.isend([content, *[_content(300_000, 3) for _ in range(3)]], _right(t))
     gc.collect()
@@ -137,7 +134,6 @@ def check_a_payload_is_kept_alive_and_shared_with_nobody(t: Transport) -> None:
 
 
 def check_too_large_messages_are_dropped(t: Transport) -> None:
-    """Check that a message above the limit is refused, and the next one arrives."""
     handles = [t.isend([bytes(60_000)] * 3, _right(t)), t.isend([b"next"], _right(t))]
     limit, t.max_nbytes = t.max_nbytes, 100_000
     # A transport may have read it before the limit was lowered: then it is refused when taken.
@@ -149,7 +145,6 @@ def check_too_large_messages_are_dropped(t: Transport) -> None:
 
 
 def check_traffic(t: Transport) -> None:
-    """Hundreds of messages of random sizes between all ranks arrive once each, unharmed."""
     draw = np.random.default_rng(t.rank)
     sent, seen, handles = Counter[int](), Counter[int](), []
     for _ in range(300):
@@ -172,7 +167,6 @@ def check_traffic(t: Transport) -> None:
 
 
 def check_close(t: Transport) -> None:
-    """All messages of a rank that closes are received; then it is lost."""
     if t.rank:
         handle = t.isend([_content(200_000, t.rank)], 0)
         t.send([b"last"], 0, 7)

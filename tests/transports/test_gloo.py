@@ -39,16 +39,6 @@ def pair() -> Iterator[list[GlooTransport]]:
         list(pool.map(lambda transport: transport.close(), made))
 
 
-def test_a_store_will_do(pair: list[GlooTransport]) -> None:
-    a, b = pair
-    assert [(t.rank, t.size, t.host(1 - t.rank)) for t in pair] == [
-        (rank, 2, socket.gethostname()) for rank in range(2)
-    ]
-    a.send([b"to", b"gether"], 1, 3)
-    message = b.recv()
-    assert (message.source, message.tag, bytes(message.data)) == (0, 3, b"together")
-
-
 def test_an_endpoint_holds_no_more_than_its_limit(pair: list[GlooTransport]) -> None:
     a, b = pair
     b.max_nbytes = 1000

@@ -69,12 +69,6 @@ def test_an_error_in_a_with_block_is_the_one_heard_of_at_once(
     assert waited == [0.0]
 
 
-def test_polling_looks_until_there_is_something() -> None:
-    answers = iter([None, None, None, 0])
-    assert polled(lambda: next(answers), math.inf) == 0
-    assert next(answers, "all were asked for") == "all were asked for"
-
-
 def test_polling_ends_on_time_and_mostly_sleeps() -> None:
     looks = 0
 

@@ -13,22 +13,13 @@ from gfn_rb.errors import (
 from gfn_rb.remote.protocol.channel import FrameChannel
 
 
-def test_rows_and_metadata_arrive():
-    (mine, theirs), rows = map(FrameChannel, group(2)), objects([1, 2])
-    nbytes = mine.send(1, 7, 3, {"id": 5}, rows).nbytes
-    parcel = theirs.receive()
-    assert (parcel.source, parcel.tag, parcel.kind, parcel.meta) == (0, 7, 3, {"id": 5})
-    assert parcel.nbytes == nbytes
-    assert parcel.error is None
-    assert (parcel.rows == rows).all()
-    assert theirs.receive() is None
-
-
 @pytest.mark.parametrize("rows", [None, transitions([4, 5, 6])])
-def test_scores_of_other_rows_come_in_the_same_frame(rows):
+def test_metadata_rows_and_scores_of_others_come_in_one_frame(rows):
     mine, theirs = map(FrameChannel, group(2))
-    mine.send(1, 7, 3, {"id": 5}, rows, objects([1, 2]))
+    nbytes = mine.send(1, 7, 3, {"id": 5}, rows, objects([1, 2])).nbytes
     frame = theirs.receive()
+    assert frame[:4] == (0, 7, 3, {"id": 5})
+    assert (frame.nbytes, frame.error) == (nbytes, None)
     assert theirs.receive() is None
     assert (frame.scores == objects([1, 2])).all()
     assert frame.rows is rows is None or (frame.rows == rows).all()
