@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,40 +97,6 @@ class NearIndex(SlotIndex):
         """
 
 
-class HeldRows(NearIndex):
-    """An index that holds the rows themselves."""
-
-    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
-        super().__init__(capacity, like)
-        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
-
-    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put rows into slots; see :meth:`NearIndex.write`."""
-        self.rows.index_copy_(0, slot, prepared.rows)
-        self.length = length
-        self._enter(slot, prepared)
-
-    def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
-        """Put rows into the first slots; see :meth:`NearIndex.assign`."""
-        self.rows[: rows.shape[0]] = rows
-        self.length = rows.shape[0]
-        self._enter_all()
-
-    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
-        """Copy rows from slots into others; see :meth:`NearIndex.move`."""
-        self.write(target, self.prepare(self.rows[source]), self.length)
-
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        self.length = length
-
-    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        """Make rows found that were just put into slots, and what these held before not."""
-
-    def _enter_all(self) -> None:
-        """Make exactly the rows found that are held now."""
-
-
 class Duplicates(NearIndex):
     """An index of equal rows: a dictionary from the bytes of a row to its slot.
 
@@ -157,16 +125,25 @@ class Duplicates(NearIndex):
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""
-        if self._slot_of.keys().isdisjoint(prepared.key):
+        found = self.pairs(prepared.key)
+        assert found is not None  # there is no limit
+        return found
+
+    def pairs(self, keys: list[Any], most: int = 2**62) -> Pairs | None:
+        """Return each pair of a position in a list and a slot of that key; None if too many."""
+        if self._slot_of.keys().isdisjoint(keys):
             return _no_pairs()
-        pairs = [
-            (i, slot)
-            for i, key in enumerate(prepared.key)
+        slots = {
+            i: self._slots_of.get(key) or (self._slot_of[key],)
+            for i, key in enumerate(keys)
             if key in self._slot_of
-            for slot in self._slots_of.get(key) or (self._slot_of[key],)
-        ]
-        row, slot = torch.tensor(pairs).unbind(1)
-        return row, slot
+        }
+        counts = [len(each) for each in slots.values()]
+        if sum(counts) > most:
+            return None
+        slot = np.fromiter(chain.from_iterable(slots.values()), np.int64)
+        position = np.fromiter(slots, np.int64).repeat(counts)
+        return torch.from_numpy(position), torch.from_numpy(slot)
 
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Pair each row with the first one equal to it; see :meth:`NearIndex.near_each_other`."""
@@ -181,24 +158,25 @@ class Duplicates(NearIndex):
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots; see :meth:`NearIndex.write`."""
         self.length = length
-        self._enter(slot.tolist(), prepared.key)
+        self.file(slot.tolist(), prepared.key)
 
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
         """Put rows into the first slots; see :meth:`NearIndex.assign`."""
         self._clear()
         self.length = rows.shape[0]
-        self._enter(range(self.length), self.prepare(rows).key)
+        self.file(range(self.length), self.prepare(rows).key)
 
     def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
         """Copy rows from slots into others; see :meth:`NearIndex.move`."""
-        self._enter(target.tolist(), [self._key_of[slot] for slot in source.tolist()])
+        self.file(target.tolist(), [self._key_of[slot] for slot in source.tolist()])
 
     def shorten(self, length: int) -> None:
         """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
         self._leave(range(length, self.length))
         self.length = length
 
-    def _enter(self, slots: Iterable[int], keys: Iterable[bytes | None]) -> None:
+    def file(self, slots: Iterable[int], keys: Iterable[bytes | None]) -> None:
+        """File slots under keys, and no longer under those that they had."""
         self._leave(slots)
         key_of, slot_of = self._key_of, self._slot_of
         for slot, key in zip(slots, keys, strict=True):

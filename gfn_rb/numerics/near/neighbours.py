@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near.distances import Distance, rough_distances, within
-from gfn_rb.numerics.near.hashing import Multimap, RowHash, Spans, all_differ
-from gfn_rb.numerics.near.index import Duplicates, HeldRows, NearIndex, Pairs, PreparedRows
-from gfn_rb.shapes import Shaped
+from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.near.index import Duplicates, NearIndex, Pairs, PreparedRows, row_bytes
+from gfn_rb.shapes import Int64, Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
 BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
 _WORTHWHILE = 16  # a look-up that leaves more than one row in so many is dearer than all pairs
 _RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
-_FEW = 512  # rows that are always worth a table of their own
-_FLAGS = 128  # for each slot, so that few keys share one
-_MOST_FLAGS = 2**22
 _FEWEST = 512  # rows that pivots are chosen for
 _MOST_PIVOTS = 1024
 _SAMPLE = 4096  # rows that pivots are chosen among
@@ -31,13 +29,12 @@ def near_index(
 ) -> NearIndex:
     """Return an empty index of rows within a cutoff of each other."""
     if not isinstance(p, float):
-        return Measured(capacity, like, p, cutoff)
+        return AllPairs(capacity, like, p, cutoff)
     n_differ = _most_that_differ(like, p, cutoff)
     if n_differ == 0:
         return Duplicates(capacity, like)
-    if (n_differ + 1) * _COLUMNS <= like.shape[1]:
-        return ColumnGroups(capacity, like, p, cutoff, n_differ)
-    return Pivots(capacity, like, p, cutoff)
+    kind = ColumnGroups if (n_differ + 1) * _COLUMNS <= like.shape[1] else Pivots
+    return kind(capacity, like, p, cutoff)
 
 
 def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
@@ -53,174 +50,148 @@ def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
     return math.floor(min(bound * (1 + 1e-9), width))
 
 
-class Neighbours(HeldRows):
-    """An index of rows within a cutoff of each other.
-
-    Rows are filed under integer keys such that near rows are found by looking few keys up; what
-    is found is measured. The table of keys is fixed. The rows written since are few; a flag is
-    raised for each of their keys, and where one is met, they are searched the other way round:
-    they look up who is looking for them. Once they are many, the table is made anew.
-    """
+class AllPairs(NearIndex):
+    """An index that holds the rows and measures all pairs: it knows no bound that rules one out."""
 
     chunk = 1024
 
     def __init__(
-        self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float, n_keys: int
+        self, capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
     ) -> None:
         super().__init__(capacity, like)
         self.p, self.cutoff = p, cutoff
-        self._key_of = torch.zeros((capacity, n_keys), dtype=torch.int64)
+        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
         self._none = torch.empty(0, dtype=torch.int64)
-        self._n_keys = n_keys
-        self._recent_slot = self._none
-        n_flags = min(_FLAGS * capacity, _MOST_FLAGS)
-        self._flags = torch.zeros(n_flags, dtype=torch.bool)
-        self._table: Multimap | None = None
-        self._nobody = Multimap(self._none, self._none)
 
-    # What a subclass says.
+    def sibling(self, capacity: int) -> AllPairs:
+        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
+        return type(self)(capacity, self.like, self.p, self.cutoff)
 
-    @abstractmethod
-    def _probes(self, prepared: PreparedRows) -> Pairs:
-        """Return which keys to look up for which row."""
-
-    def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
-        """Drop pairs that a bound rules out, none if there is no bound."""
-        return i, slot
-
-    @abstractmethod
-    def _may_be_near(self, prepared: PreparedRows) -> Tensor:
-        """Return a mask of the pairs of rows that may be near, bool [n, n]."""
-
-    # Looking up.
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Return the rows as they are; see :meth:`NearIndex.prepare`."""
+        return PreparedRows(rows, rows, rows)
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        n = prepared.rows.shape[0]
-        if n == 0 or self.length == 0:
-            return self._none, self._none
-        if self._table is None:
-            return self._measured_all(prepared)
-        row, key = self._probes(prepared)
-        # Spans are counted before they are fetched: where keys are shared by many rows, comparing
-        # with all is cheaper, and needs less memory.
-        spans = self._table.spans(key)
-        asking, recent = self._recent(row, key)
-        total = spans.total + recent.total
-        if total * _WORTHWHILE > n * self.length + BATCH_OF_PAIRS // 8:
-            return self._measured_all(prepared)
-        if total > BATCH_OF_PAIRS and n > 1:
-            return self._by_halves(prepared)
-        if total == 0:
-            return self._none, self._none
-        asked, slot = self._table.fetch(spans)
-        filed, i = asking.fetch(recent)
-        i = torch.cat([row.index_select(0, asked), i])
-        slot = torch.cat([slot, self._recent_slot.index_select(0, filed // self._n_keys)])
-        held = (slot < self.length).nonzero()[:, 0]
-        i, slot = self._plausible(prepared, i[held], slot[held])
-        return self._measured(prepared.rows, self.rows, i, slot)
-
-    def _recent(self, row: Tensor, key: Tensor) -> tuple[Multimap, Spans]:
-        """Return who looks for which flagged key, and where rows written last meet them."""
-        flagged = self._flags.index_select(0, key % self._flags.shape[0]).nonzero()[:, 0]
-        if not flagged.shape[0]:
-            return self._nobody, self._nobody.spans(self._none)
-        asking = Multimap(key.index_select(0, flagged), row.index_select(0, flagged))
-        return asking, asking.spans(self._key_of.index_select(0, self._recent_slot).view(-1))
+        rows, found = prepared.rows, [(self._none, self._none)]
+        step = max(1, BATCH_OF_PAIRS // max(1, len(rows)))
+        for start in range(0, self.length if len(rows) else 0, step):
+            i, j = self._may_be_near(rows, self.rows[start : min(start + step, self.length)])
+            found.append(self._measured(rows, self.rows, i, j + start))
+        i, slot = (torch.cat(each) for each in zip(*found, strict=True))
+        return i, slot
 
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
-        i, j = self._may_be_near(prepared).triu(1).nonzero().unbind(1)
-        return self._measured(prepared.rows, prepared.rows, i, j)
+        i, j = self._may_be_near(prepared.rows, prepared.rows)
+        return self._measured(prepared.rows, prepared.rows, i[i < j], j[i < j])
+
+    def _may_be_near(self, a: Tensor, b: Tensor) -> Pairs:
+        """Return the pairs of rows that are near but for rounding."""
+        if isinstance(self.p, float):
+            dtype = torch.float32 if a.dtype == torch.float32 else torch.float64
+            apart, rounding = rough_distances(a.to(dtype), b.to(dtype), self.p)
+            i, j = (~(apart > self.cutoff * (1 + _RELATIVE) + rounding)).nonzero().unbind(1)
+            return i, j  # with those whose distance overflows to NaN
+        apart = self.p(a, b)
+        if apart.shape != (len(a), len(b)):
+            raise ShapeError(
+                f"distance must return shape {[len(a), len(b)]}, got {list(apart.shape)}"
+            )
+        if bool(apart.isnan().any()):
+            raise NaNError("distance must return numbers, got nan; nothing was written")
+        i, j = (apart <= self.cutoff).nonzero().unbind(1)
+        return i, j
 
     def _measured(self, rows: Tensor, others: Tensor, i: Tensor, j: Tensor) -> Pairs:
-        if not i.shape[0]:
+        """Return those of some pairs that are near."""
+        if not isinstance(self.p, float):  # measured already
             return i, j
         near = within(rows, others, i, j, self.p, self.cutoff)
         return i[near], j[near]
 
-    def _measured_all(self, prepared: PreparedRows) -> Pairs:
-        """Compare with every row, some of them at a time."""
-        step = max(1, BATCH_OF_PAIRS // prepared.rows.shape[0])
-        found = []
-        for start in range(0, self.length, step):
-            rows = self.rows[start : min(start + step, self.length)]
-            i, j = self._roughly_near(prepared.rows, rows).nonzero().unbind(1)
-            found.append(self._measured(prepared.rows, self.rows, i, j + start))
-        return _joined(found)
+    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+        """Put rows into slots; see :meth:`NearIndex.write`."""
+        self.rows.index_copy_(0, slot, prepared.rows)
+        self.length = length
 
-    def _by_halves(self, prepared: PreparedRows) -> Pairs:
-        halves = torch.arange(prepared.rows.shape[0]).tensor_split(2)
-        found = [self.near(prepared.select(half)) for half in halves]
-        return _joined([(half[i], slot) for half, (i, slot) in zip(halves, found, strict=True)])
+    def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
+        """Put rows into the first slots; see :meth:`NearIndex.assign`."""
+        self.shorten(0)
+        self.write(torch.arange(len(rows)), self.prepare(rows), len(rows))
 
-    def _roughly_near(self, a: Tensor, b: Tensor) -> Tensor:
-        dtype = torch.float32 if a.dtype == torch.float32 else torch.float64
-        apart, rounding = rough_distances(a.to(dtype), b.to(dtype), self.p)
-        return ~(apart > self.cutoff * (1 + _RELATIVE) + rounding)  # NaN of an overflow: perhaps
+    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+        """Copy rows from slots into others; see :meth:`NearIndex.move`."""
+        self.write(target, self.prepare(self.rows[source]), self.length)
 
-    # Writing.
-
-    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        self._key_of.index_copy_(0, slot, prepared.key)
-        self._recent_slot = torch.cat([self._recent_slot, slot])
-        self._flags.index_fill_(0, prepared.key.view(-1) % self._flags.shape[0], True)
-        if self._table is None or self._recent_slot.shape[0] > _FEW + 8 * math.isqrt(self.length):
-            self._file_all()
-
-    def _file_all(self) -> None:
-        """Make one table of all rows."""
-        self._table, self._recent_slot = None, self._none
-        self._flags.zero_()
-        if self.length == 0:
-            return
-        slot = torch.arange(self.length).repeat_interleave(self._n_keys)
-        self._table = Multimap(self._key_of[: self.length].reshape(-1), slot)
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        self.length = length
 
 
-class ColumnGroups(Neighbours):
-    """Finds rows that differ in few columns, by hashes of groups of columns.
+class ColumnGroups(AllPairs):
+    """Finds rows that differ in few columns, by groups of columns that are equal.
 
     Of rows that differ in at most h columns, one of any h + 1 groups of columns is equal. For the
     Hamming distance (p = 0), and for integers where near rows differ in few columns.
     """
 
-    def __init__(
-        self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float, n_differ: int
-    ) -> None:
-        super().__init__(capacity, like, p, cutoff, n_differ + 1)
-        self._hash = RowHash(like.shape[1], n_differ + 1)
-
-    def sibling(self, capacity: int) -> ColumnGroups:
-        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
-        return ColumnGroups(capacity, self.rows, self.p, self.cutoff, self._n_keys - 1)
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
+        super().__init__(capacity, like, p, cutoff)
+        self._n_groups = 1 + _most_that_differ(like, p, cutoff)
+        self._filed = Duplicates(capacity * self._n_groups, like)  # the groups of slot after slot
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Hash rows; see :meth:`NearIndex.prepare`."""
-        key = self._hash(rows)
-        return PreparedRows(rows, key, key)
+        """Return rows with the bytes of their groups; see :meth:`NearIndex.prepare`."""
+        (n, width), g = rows.shape, self._n_groups
+        groups = pad(equal_bits(rows), (0, -width % g)).view(n, -(-width // g), g).mT
+        number = torch.arange(g)[:, None].expand(n, g, 1)
+        keys = iter(row_bytes(torch.cat([groups, number], 2).flatten(0, 1)))
+        return PreparedRows(rows, [*zip(*[keys] * g, strict=True)], rows)
 
-    def _probes(self, prepared: PreparedRows) -> Pairs:
-        rows = torch.arange(prepared.key.shape[0])
-        return rows.repeat_interleave(self._n_keys), prepared.key.view(-1)
+    def near(self, prepared: PreparedRows) -> Pairs:
+        """Return the slots of near rows; see :meth:`NearIndex.near`."""
+        keys, stored = [*chain.from_iterable(prepared.key)], self.rows[: self.length]
+        found = self._found(self._filed, keys, stored, prepared)
+        return super().near(prepared) if found is None else found
 
     def near_each_other(self, prepared: PreparedRows) -> Pairs:
         """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
-        if all_differ(prepared.key.view(-1)):
+        keys = [*chain.from_iterable(prepared.key)]
+        if len(set(keys)) == len(keys):
             return self._none, self._none
-        return super().near_each_other(prepared)
+        filed = Duplicates(len(keys), self.like)
+        filed.file(range(len(keys)), keys)
+        found = self._found(filed, keys, prepared.rows, prepared)
+        if found is None:
+            return super().near_each_other(prepared)
+        i, j = found
+        return i[i < j], j[i < j]
 
-    def _may_be_near(self, prepared: PreparedRows) -> Tensor:
-        masks = [key[:, None] == key for key in prepared.key.unbind(1)]
-        return torch.stack(masks).any(0) if len(masks) > 1 else masks[0]
+    def _found(
+        self, filed: Duplicates, keys: list[bytes], others: Tensor, prepared: PreparedRows
+    ) -> Pairs | None:
+        """Return near pairs of which a group is equal; None if it is equal in too many."""
+        places = filed.pairs(keys, _worthwhile(prepared.rows, others))
+        if places is None:
+            return None
+        i, slot = (place // self._n_groups for place in places)
+        return self._measured(prepared.rows, others, i, slot)
 
-    def _enter_all(self) -> None:
-        self._key_of[: self.length] = self.prepare(self.rows[: self.length]).key
-        self._file_all()
+    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+        """Put rows into slots; see :meth:`NearIndex.write`."""
+        super().write(slot, prepared, length)
+        place = slot[:, None] * self._n_groups + torch.arange(self._n_groups)
+        self._filed.file(place.view(-1).tolist(), chain.from_iterable(prepared.key))
+        self._filed.length = length * self._n_groups
+
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        super().shorten(length)
+        self._filed.shorten(length * self._n_groups)
 
 
-class Pivots(Neighbours):
+class Pivots(AllPairs):
     """Finds near rows by their distances to some of the rows, the pivots.
 
     Each row x is filed under its nearest pivot. By the triangle inequality a row q near x can
@@ -229,117 +200,76 @@ class Pivots(Neighbours):
     traversal, Gonzalez 1985), so that clusters of rows have their own.
     """
 
-    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
-        super().__init__(capacity, like, p, cutoff, 1)
-        self._pivots = self.rows[:0]
-        self._chosen_for = 0
-        self._radius = torch.zeros(capacity, dtype=torch.float64)
+    def __init__(
+        self, capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
+    ) -> None:
+        super().__init__(capacity, like, p, cutoff)
+        self._filed = Duplicates(capacity, like)
+        self._pivot = torch.zeros(capacity, dtype=torch.int64)  # of each row, the nearest
+        self._radius = torch.zeros(capacity, dtype=torch.float64)  # and how far it is
         self._rounding = self._radius.new_zeros(())
-
-    def sibling(self, capacity: int) -> Pivots:
-        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
-        return Pivots(capacity, self.rows, self.p, self.cutoff)
+        self._pivots, self._chosen_for = self.rows[:0], 0
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Measure how far rows lie from the pivots; see :meth:`NearIndex.prepare`."""
-        if not self._pivots.shape[0] or not rows.shape[0]:
-            key = torch.zeros((rows.shape[0], 1), dtype=torch.int64)
-            reach = self._radius.new_zeros((rows.shape[0], len(self._pivots)))
-            return PreparedRows(rows, key, reach)
+        if not len(self._pivots) or not len(rows):
+            return super().prepare(rows)
+        assert isinstance(self.p, float)
         reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
         self._rounding = torch.maximum(self._rounding, rounding)
-        return PreparedRows(rows, reach.argmin(1, keepdim=True), reach)
-
-    @property
-    def _slack(self) -> Tensor:
-        """The cutoff, and what rounding may add to a difference of two distances."""
-        return self.cutoff * (1 + _RELATIVE) + 2 * self._rounding
-
-    def _probes(self, prepared: PreparedRows) -> Pairs:
-        # The triangle inequality, twice: if d(q, x) <= c and p is x's nearest pivot, then for the
-        # pivot o nearest to q, d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
-        closest = prepared.place.amin(1, keepdim=True)
-        reachable = prepared.place <= closest * (1 + _RELATIVE) + 2 * self._slack
-        row, pivot = reachable.nonzero().unbind(1)
-        return row, pivot
-
-    def _plausible(self, prepared: PreparedRows, i: Tensor, slot: Tensor) -> Pairs:
-        pivot = self._key_of[:, 0].index_select(0, slot)
-        reach = prepared.place.view(-1).index_select(0, i * prepared.place.shape[1] + pivot)
-        radius = self._radius.index_select(0, slot)
-        bound = self._slack + _RELATIVE * reach
-        near = ((reach - radius).abs_() <= bound).nonzero()[:, 0]
-        return i[near], slot[near]
-
-    def _may_be_near(self, prepared: PreparedRows) -> Tensor:
-        return self._roughly_near(prepared.rows, prepared.rows)
-
-    def _enter(self, slot: Tensor, prepared: PreparedRows) -> None:
-        if self.length >= max(_FEWEST, 2 * self._chosen_for):
-            self._enter_all()
-        elif self._pivots.shape[0]:
-            self._radius.index_copy_(0, slot, prepared.place.amin(1))
-            super()._enter(slot, prepared)
-
-    def _enter_all(self) -> None:
-        self._table, self._recent_slot = None, self._none
-        self._pivots, self._chosen_for = self.rows[:0], 0
-        if self.length < _FEWEST:
-            return
-        rows = self.rows[: self.length]
-        self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
-        self._chosen_for = self.length
-        step = max(1, BATCH_OF_PAIRS // self._pivots.shape[0])
-        prepared = [self.prepare(part) for part in rows.split(step)]
-        self._radius[: self.length] = torch.cat([prepared.place.amin(1) for prepared in prepared])
-        self._key_of[: self.length] = torch.cat([prepared.key for prepared in prepared])
-        self._file_all()
-
-
-class Measured(HeldRows):
-    """An index that measures all pairs: no bound is known that would rule any of them out."""
-
-    chunk = 1024
-
-    def __init__(
-        self, capacity: int, like: Shaped[Tensor, "n d"], distance: Distance, cutoff: float
-    ) -> None:
-        super().__init__(capacity, like)
-        self.distance, self.cutoff = distance, cutoff
-
-    def sibling(self, capacity: int) -> Measured:
-        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
-        return Measured(capacity, self.rows, self.distance, self.cutoff)
-
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Return the rows as they are; see :meth:`NearIndex.prepare`."""
-        none = torch.empty((rows.shape[0], 0), dtype=torch.int64)
-        return PreparedRows(rows, none, none)
+        return PreparedRows(rows, reach.argmin(1), reach)
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        rows, none = prepared.rows, torch.empty(0, dtype=torch.int64)
-        step, found = max(1, BATCH_OF_PAIRS // max(1, rows.shape[0])), [(none, none)]
-        for start in range(0, self.length if len(rows) else 0, step):
-            stored = self.rows[start : min(start + step, self.length)]
-            i, j = self._near(rows, stored).nonzero().unbind(1)
-            found.append((i, j + start))
-        return _joined(found)
+        if not len(self._pivots) or not len(prepared.rows):
+            return super().near(prepared)
+        # The triangle inequality, twice: if d(q, x) <= c and p is x's nearest pivot, then for the
+        # pivot o nearest to q, d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
+        slack = self.cutoff * (1 + _RELATIVE) + 2 * self._rounding  # with what rounding may add
+        closest = prepared.place.amin(1, keepdim=True)
+        row, pivot = (prepared.place <= closest * (1 + _RELATIVE) + 2 * slack).nonzero().unbind(1)
+        most = _worthwhile(prepared.rows, self.rows[: self.length])
+        found = self._filed.pairs(pivot.tolist(), most)
+        if found is None:
+            return super().near(prepared)
+        i, slot = row[found[0]], found[1]
+        reach = prepared.place[i, self._pivot[slot]]
+        apart = (reach - self._radius[slot]).abs_()
+        near = (apart <= slack + _RELATIVE * reach).nonzero()[:, 0]
+        return self._measured(prepared.rows, self.rows, i[near], slot[near])
 
-    def near_each_other(self, prepared: PreparedRows) -> Pairs:
-        """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
-        i, j = self._near(prepared.rows, prepared.rows).triu(1).nonzero().unbind(1)
-        return i, j
+    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+        """Put rows into slots; see :meth:`NearIndex.write`."""
+        super().write(slot, prepared, length)
+        if length >= max(_FEWEST, 2 * self._chosen_for):
+            self._choose()
+        elif len(self._pivots):
+            self._pivot[slot], self._radius[slot] = prepared.key, prepared.place.amin(1)
+            self._filed.file(slot.tolist(), prepared.key.tolist())
+            self._filed.length = length
 
-    def _near(self, a: Tensor, b: Tensor) -> Tensor:
-        apart = self.distance(a, b)
-        if apart.shape != (len(a), len(b)):
-            raise ShapeError(
-                f"distance must return shape {[len(a), len(b)]}, got {list(apart.shape)}"
-            )
-        if bool(apart.isnan().any()):
-            raise NaNError("distance must return numbers, got nan; nothing was written")
-        return apart <= self.cutoff
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        super().shorten(length)
+        self._filed.shorten(length)
+        if not length:
+            self._pivots, self._chosen_for = self.rows[:0], 0
+
+    def _choose(self) -> None:
+        """Choose pivots, and file all rows under them."""
+        assert isinstance(self.p, float)
+        rows, self._chosen_for = self.rows[: self.length], self.length
+        self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
+        parts = [self.prepare(part) for part in rows.split(max(1, BATCH_OF_PAIRS // _MOST_PIVOTS))]
+        self._pivot[: self.length] = torch.cat([part.key for part in parts])
+        self._radius[: self.length] = torch.cat([part.place.amin(1) for part in parts])
+        self._filed.length = self.length
+        self._filed.file(range(self.length), self._pivot[: self.length].tolist())
+
+
+def _worthwhile(rows: Tensor, others: Tensor) -> int:
+    """Return for how many pairs a look-up costs less than all pairs."""
+    return len(rows) * len(others) // _WORTHWHILE + BATCH_OF_PAIRS // 128
 
 
 def _far_apart(rows: Tensor, n: int, p: float) -> Tensor:
@@ -351,7 +281,3 @@ def _far_apart(rows: Tensor, n: int, p: float) -> Tensor:
         chosen[k] = apart.argmax()
         apart = torch.minimum(apart, torch.cdist(sample[chosen[k : k + 1]], sample, p)[0])
     return sample[chosen]
-
-
-def _joined(found: list[Pairs]) -> Pairs:
-    return torch.cat([i for i, _ in found]), torch.cat([slot for _, slot in found])
