@@ -15,7 +15,7 @@ from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.continuous.base import ContinuousEnv
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.mixtures import normal_mixture, uniform
+from gfn_rb.numerics.mixtures import uniform
 from gfn_rb.shapes import Bool, Flags, Float, Floats, Modes, StateBatch
 
 _FREQUENCIES = (1.0, 2.0, 4.0, 8.0)  # half waves over the square
@@ -159,8 +159,7 @@ class Line(ContinuousEnv):
     so that log Z is the log of the number of modes, and the target is their mixture.
 
     The reference is a random walk whose end has the second moment of the target about the start.
-    Backward it is the bridge to the start. With it, the forward policy that samples the target is
-    known: ``exact_forward``.
+    Backward it is the bridge to the start.
 
     Args:
         means: means of the modes.
@@ -242,35 +241,6 @@ class Line(ContinuousEnv):
             mean, scale = (x - self.start) / t, (variance * (t - 1) / t).sqrt()
         return Independent(Normal(mean, scale, validate_args=False), 1, validate_args=False)
 
-    def exact_forward(self, state: StateBatch) -> Distribution:
-        r"""Return the forward policy whose flow balances the bridge: a mixture at each state.
-
-        Given its end, the bridge is at :math:`x_t \sim N(m_t, v_t)` for mode i, with
-
-        .. math:: m_t = x_0 + (\mu_i - x_0) t / n, \quad
-                  v_t = \sigma_i^2 t^2 / n^2 + \sigma^2 t (n - t) / n,
-
-        and :math:`x_t, x_{t+1}` have the covariance :math:`v_{t+1} t / (t + 1)`: the next position
-        is normal given this one and the mode, and the mode has a posterior given this one.
-        """
-        x, t = state[:, :1], state[:, 1:].clamp(0, self.n_steps - 1)
-        mean, variance = self._marginal(t)
-        next_mean, next_variance = self._marginal(t + 1)
-        gain = next_variance * t / (t + 1) / variance.clamp(min=1e-12)
-        off = (x - mean).where(t > 0, 0)
-        log_weight = (-(off**2) / variance.clamp(min=1e-12) - variance.clamp(min=1e-12).log()) / 2
-        return normal_mixture(
-            log_weight.where(t > 0, 0),
-            (next_mean + gain * off - x)[..., None],
-            (next_variance - gain**2 * variance).sqrt()[..., None],
-        )
-
-    def log_marginal(self, state: StateBatch) -> Floats:
-        """Return log p_t(x) of states after t moves: their flow is Z p_t(x); 0 at the source."""
-        mean, variance = self._marginal(state[:, 1:].clamp(min=1))
-        log_p = Normal(mean, variance.sqrt()).log_prob(state[:, :1]).logsumexp(1)
-        return (log_p - math.log(len(self._means))).where(state[:, 1] > 0, 0)
-
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return the log of the summed densities of the modes."""
         self.check_terminating(state)
@@ -285,12 +255,6 @@ class Line(ContinuousEnv):
         """Return the modes within one standard deviation of which some state lies."""
         near = (state[:, :1] - self._means).abs() <= self._scales
         return near.nonzero()[:, 1]
-
-    def _marginal(self, t: Float[Tensor, "n 1"]) -> tuple[Tensor, Tensor]:
-        """Return mean and variance, [n, modes], of the bridges to each mode after t moves."""
-        part, walk = t / self.n_steps, self.spread**2 / self.n_steps
-        mean = self.start + (self._means - self.start) * part
-        return mean, (self._scales * part) ** 2 + walk * t * (1 - part)
 
     def move(self, state: StateBatch, move: Float[Tensor, "n 2"]) -> StateBatch:
         """Add the move to x, and count it."""
