@@ -9,7 +9,7 @@ each loss that has a ``name`` is in it from then on. What they share is in
 from importlib import import_module
 from pkgutil import iter_modules
 
-from gfn_rb.losses.base import LOSSES, Loss, linex
+from gfn_rb.losses.base import LOSSES, BalanceLoss, Loss, linex
 from gfn_rb.losses.completions import clipped_ratio, completion_log_prob, group_residual
 from gfn_rb.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.losses.flow_matching import FlowMatching
@@ -22,6 +22,7 @@ for _module in iter_modules(__path__):
 
 __all__ = [
     "LOSSES",
+    "BalanceLoss",
     "DetailedBalance",
     "FlowMatching",
     "Loss",

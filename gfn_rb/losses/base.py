@@ -113,7 +113,8 @@ class Loss(nn.Module, ABC, Generic[C]):
         env: environment of the rows; not a submodule of the loss.
         penalty: callable from residuals [n] in nats to costs [n], such as ``torch.square`` or
             :func:`linex`.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats; None for no bound.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. None for no bound: a
+            log-reward of -inf raises an error.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none.
@@ -173,27 +174,11 @@ class Loss(nn.Module, ABC, Generic[C]):
         return self.row_loss(batch).mean()
 
     def row_loss(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return the cost of each row, with gradient.
-
-        Args:
-            batch: container, or TensorDict of its fields.
-
-        Raises:
-            ArgumentError: another container, an infinite log-reward, or an illegal action.
-            NaNError: a log-reward or an output of a network is NaN.
-        """
+        """Return the cost of each row, with gradient; see :meth:`residual` for its argument."""
         return self.evaluate(batch)[0]
 
     def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """Return the cost of each row and its residual, both with gradient.
-
-        Args:
-            batch: container, or TensorDict of its fields.
-
-        Raises:
-            ArgumentError: another container, an infinite log-reward, or an illegal action.
-            NaNError: a log-reward or an output of a network is NaN.
-        """
+        """Return the cost of each row and its :meth:`residual`, both with gradient."""
         residual = self.residual(batch)
         return self.penalty(residual), residual
 
@@ -295,8 +280,17 @@ def require_numbered(env: GFNEnv, loss: Loss[Any]) -> None:
 class BalanceLoss(Loss[C]):
     """A loss that compares forward flows with backward flows.
 
-    With ``log_pf="stored"`` it uses the rows' ``log_prob``, which must have a gradient and be of
-    its current policy.
+    Args:
+        forward_policy: module that gives P_F.
+        backward_policy: module that gives P_B.
+        env: environment of the rows; not a submodule of the loss.
+        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
+            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
+            requires_grad=True)`` under the current policy.
+        **options: ``penalty`` and ``min_log_reward`` of :class:`~gfn_rb.losses.Loss`.
+
+    Raises:
+        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     def __init__(

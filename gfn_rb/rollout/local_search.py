@@ -86,16 +86,8 @@ class LocalSearchSampler:
             save_estimator_outputs: whether to save the forward policy's logits at each step.
             save_logprobs: whether to save the forward policy's log-probability of each action in
                 nats, including the steps before the undone moves.
-            **policy_kwargs: keywords below.
-
-        Keyword Args:
-            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
-            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
-            exit_bias: number subtracted from the logit of the exit action; forward policies only.
-                Default: 0.
-            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
-                generator.
+            **policy_kwargs: fields of :class:`~gfn_rb.rollout.Exploration`: ``epsilon``,
+                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
 
         Returns:
             The proposals as forward trajectories, accepted or not, and which rows were accepted,
