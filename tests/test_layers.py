@@ -46,7 +46,8 @@ ONLY_IN = {
 }
 # Numerics is tensor mathematics and nothing else.
 IN_NUMERICS = {
-    "__future__", "abc", "collections", "functools", "gfn_rb", "math", "numpy", "torch", "typing",
+    "__future__", "abc", "collections", "functools", "gfn_rb", "itertools", "math", "numpy",
+    "torch", "typing",
 }  # fmt: skip
 
 COMPUTED = {"gfn_rb.lazy", "gfn_rb.losses"}
