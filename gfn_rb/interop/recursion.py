@@ -12,8 +12,9 @@ from tensordict import TensorDict
 from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb import keys
+from gfn_rb.arguments import as_count, kind_of, require_optional
 from gfn_rb.buffers.presets import fifo_buffer
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, EmptyBufferError
 
 __all__ = ["ReplayBuffer"]
 
@@ -38,8 +39,8 @@ class ReplayBuffer:
             newest items.
 
     Raises:
-        ArgumentError: ``replay.warmup`` exceeds ``replay.capacity``, or ``rb`` is not empty or has
-            another capacity.
+        ArgumentError: an argument is of another class, ``replay.warmup`` exceeds
+            ``replay.capacity``, or ``rb`` is not empty or has another capacity.
     """
 
     def __init__(
@@ -50,6 +51,12 @@ class ReplayBuffer:
         key: Callable[..., Hashable] | None = None,
         rb: TensorDictReplayBuffer | None = None,
     ) -> None:
+        if not hasattr(cfg, "replay"):
+            raise ArgumentError(f"cfg must be recursion's Config, got {kind_of(cfg)}")
+        require_optional("rng", rng, np.random.Generator)
+        require_optional("rb", rb, TensorDictReplayBuffer)
+        if not (key is None or callable(key)):
+            raise ArgumentError(f"key must be a callable, got {kind_of(key)}")
         self.capacity, self.warmup = int(cfg.replay.capacity), int(cfg.replay.warmup)
         if self.warmup > self.capacity:
             raise ArgumentError(
@@ -71,6 +78,8 @@ class ReplayBuffer:
             raise ArgumentError(
                 f"push must have {len(self.buffer[0])} arguments as before, got {len(args)}"
             )
+        if self._has_law and len(args) < 2:
+            raise ArgumentError(f"push must have the log-reward as 2nd argument, got {len(args)}")
         self._n_pushed += 1
         name = self._n_pushed if self._key is None else self._key(*args)
         digest = xxhash.xxh3_128(repr(name).encode()).digest()
@@ -87,6 +96,9 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int) -> list[Any]:
         """Draw items; return the columns of their arguments, arrays and tensors stacked."""
+        if not self.buffer:
+            raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
+        batch_size = as_count("batch_size", batch_size)
         if self._has_law:
             slots = self._rb.sample(batch_size).get(keys.INDEX).tolist()
         else:

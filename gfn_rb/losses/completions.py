@@ -12,7 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-from gfn_rb.errors import ArgumentError
+from gfn_rb.arguments import require_kind, require_number
+from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Float, Int64, Shaped
 
 
@@ -28,7 +29,15 @@ def completion_log_prob(
 
     Returns:
         Log-probabilities in nats.
+
+    Raises:
+        ArgumentError: ``tokens`` or ``mask`` has another dtype.
+        ShapeError: ``tokens`` or ``mask`` has another shape than [n, T] of the logits.
     """
+    _require_shape(logits.shape[:-1], tokens=tokens, mask=mask)
+    for name, given, dtype in (("tokens", tokens, torch.int64), ("mask", mask, torch.bool)):
+        if given.dtype != dtype:
+            raise ArgumentError(f"{name} must be {dtype}, got {given.dtype}")
     log_prob = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
     return log_prob.where(mask, 0).sum(-1)
 
@@ -61,7 +70,18 @@ def group_residual(
             has residual 0.
         weight: weight w of each completion, at least 0, such as :func:`clipped_ratio`; weigh the
             squares by it, too. Default: None, all equal.
+
+    Raises:
+        ShapeError: an argument is not one number per completion.
     """
+    _require_shape(
+        torch.Size([len(log_prob)]),
+        log_prob=log_prob,
+        reference_log_prob=reference_log_prob,
+        log_reward=log_reward,
+        group=group,
+        **({} if weight is None else {"weight": weight}),
+    )
     excess = log_prob - reference_log_prob - log_reward
     same = (group[:, None] == group).to(excess.dtype)
     if weight is not None:
@@ -92,8 +112,19 @@ def clipped_ratio(
 
     Raises:
         ArgumentError: ``clip`` is not a positive number.
+        ShapeError: the log-probabilities differ in shape.
     """
+    require_number("clip", clip)
+    _require_shape(log_prob.shape, behaviour_log_prob=behaviour_log_prob)
     if not 0 < clip < math.inf:
         raise ArgumentError(f"clip must be a positive number, got {clip}")
     log_ratio = log_prob.detach() - behaviour_log_prob
     return log_ratio.clamp(max=math.log(clip)).exp()
+
+
+def _require_shape(shape: torch.Size, **tensors: Tensor) -> None:
+    """Raise unless tensors have a shape: others would broadcast."""
+    for name, tensor in tensors.items():
+        require_kind(name, tensor, Tensor)
+        if tensor.shape != shape:
+            raise ShapeError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")

@@ -145,5 +145,3 @@ def test_what_cannot_be_adapted_is_refused_by_name() -> None:
     other = DiscretePolicyEstimator(MLP(KHOT.output_dim, 5), 5, KHOT)
     with pytest.raises(ArgumentError, match="3 numbers per state, DiscretePolicyEstimator gives 5"):
         adapt_estimator(other, ENV)
-    with pytest.raises(ArgumentError, match="what adapt_env returned, got a HyperGrid"):
-        adapt_estimator(estimator(), GRID)

@@ -139,5 +139,6 @@ def test_torchgfns_code_samples_what_cannot_be_adapted() -> None:
     recurrent = RecurrentDiscretePolicyEstimator(model, bits.n_actions)
     found = ours.Sampler(recurrent).sample_trajectories(bits, n=3, save_logprobs=True)
     assert found.log_probs.shape == (5, 3)
+    backward = DiscretePolicyEstimator(MLP(2, 2), bits.n_actions, is_backward=True)
     with pytest.raises(ArgumentError, match="use_metropolis_hastings must be False"):
-        ours.LocalSearchSampler(recurrent, recurrent).local_search(bits, found, back_ratio=0.5)
+        ours.LocalSearchSampler(recurrent, backward).local_search(bits, found, back_ratio=0.5)

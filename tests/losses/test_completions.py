@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import clipped_ratio, completion_log_prob, group_residual
 
 N_COMPLETIONS = 7
@@ -94,5 +93,3 @@ def test_ratio_is_clipped_and_a_group_without_weight_is_finite():
     residual = group_residual(log_prob, behaviour, torch.zeros(3), group, weight)
     (weight * residual.square()).mean().backward()
     assert log_prob.grad.isfinite().all()
-    with pytest.raises(ArgumentError, match="clip must be a positive number, got 0"):
-        clipped_ratio(log_prob, behaviour, clip=0.0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.writers import Writer
 
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.remote import check_backend, endpoint, require_sendable
@@ -81,6 +82,7 @@ class ReplayBuffer:
         scoring_only: bool = False,
         baseline_refresh_after: int = 10,
     ) -> None:
+        require_kind("env", env, Env)
         if baseline_filtering and remote_manager_rank is None:
             raise ValueError("baseline_filtering=True requires remote_manager_rank to be set.")
         self.env, self.capacity = env, capacity
@@ -100,6 +102,7 @@ class ReplayBuffer:
         self._rows = self._new_rows()
         check_backend(communication_backend)
         if remote_manager_rank is not None:
+            as_count("remote_manager_rank", remote_manager_rank, 0)
             require_sendable(env, remote_buffer_freq)
 
     @cached_property
@@ -175,6 +178,7 @@ class ReplayBuffer:
         """
         if not len(self):
             raise ValueError("Buffer is empty")
+        n_samples = as_count("n_samples", n_samples, 0)
         start, rows = time.perf_counter(), self._rows
         draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
         drawn = rows.at(draw(n_samples))

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from gfn.estimators import Estimator
 from torch import Tensor
 
 from gfn_rb import keys
+from gfn_rb.arguments import require_kind
 from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
@@ -282,12 +284,13 @@ def adapt_estimator(estimator: Any, env: object) -> TorchGFNNetwork:
         env: the result of :func:`adapt_env`.
 
     Raises:
-        ArgumentError: the estimator is recurrent, its outputs are no logits of the environment's
-            actions, or it takes conditions that the environment has not.
+        ArgumentError: the estimator is none of torchgfn or is recurrent, its outputs are no logits
+            of the environment's actions, or it takes conditions that the environment has not.
     """
     name = type(estimator).__name__
     if not isinstance(env, TorchGFNEnv):
         raise ArgumentError(f"env must be what adapt_env returned, got a {type(env).__name__}")
+    require_kind("estimator", estimator, Estimator)
     if hasattr(estimator, "init_carry"):
         raise ArgumentError(f"estimator must not be recurrent, {name} cannot be adapted")
     expected = env.n_actions - bool(estimator.is_backward) if _is_policy(estimator) else 1

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from gfn.env import Env
 
-from gfn_rb.arguments import require_choice
+from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import ManagerQueries, ReplayBufferWorker
 from gfn_rb.torchrl_compat import default_store
@@ -80,6 +80,7 @@ def endpoint(backend: str | None = None) -> Endpoint:
 
 def require_sendable(env: Env, frequency: int = 1) -> None:
     """Raise NotImplementedError unless items can be sent, those of ``frequency`` adds at once."""
+    require_kind("env", env, Env)
     if not isinstance(env.s0, torch.Tensor):
         raise NotImplementedError("states must be tensors to be sent, got graphs")
     if frequency > 1 and not env.is_discrete:  # whose dummy actions are not what pads ours

@@ -16,6 +16,7 @@ from gfn.utils.prob_calculations import get_trajectory_pfs
 from torch import Tensor
 
 from gfn_rb import containers, keys, rollout
+from gfn_rb.arguments import as_count, require_kind, require_optional
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.environment import (
     UNKNOWN_LENGTH,
@@ -43,7 +44,14 @@ class Sampler(gfn.samplers.Sampler):
 
     Args:
         estimator: torchgfn's policy estimator, forward or backward.
+
+    Raises:
+        ArgumentError: it is no estimator of torchgfn.
     """
+
+    def __init__(self, estimator: Estimator) -> None:
+        require_kind("estimator", estimator, Estimator)
+        gfn.samplers.Sampler.__init__(self, estimator)
 
     def sample_trajectories(
         self,
@@ -56,6 +64,10 @@ class Sampler(gfn.samplers.Sampler):
         **policy_kwargs: Any,
     ) -> Trajectories:
         """Sample trajectories with torchgfn's arguments."""
+        require_kind("env", env, Env)
+        require_optional("states", states, States)
+        if n is not None:
+            n = as_count("n", n, 0)
         is_backward, kept = self.estimator.is_backward, (save_estimator_outputs, save_logprobs)
         if states is None and n is not None and not is_backward:
             states = env.reset(batch_shape=(n,))
@@ -81,11 +93,16 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
     Args:
         pf_estimator: torchgfn's forward policy estimator.
         pb_estimator: torchgfn's backward policy estimator.
+
+    Raises:
+        ArgumentError: one is no estimator of torchgfn, or of the other direction.
     """
 
     def __init__(self, pf_estimator: Estimator, pb_estimator: Estimator) -> None:
-        super().__init__(pf_estimator, pb_estimator)
+        super().__init__(pf_estimator)
         self.backward_sampler = Sampler(pb_estimator)
+        if pf_estimator.is_backward or not pb_estimator.is_backward:
+            raise ArgumentError("pf_estimator must be forward and pb_estimator backward")
 
     def local_search(
         self,
@@ -147,8 +164,9 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
         kept = save_estimator_outputs, save_logprobs
         chosen: Any = (back_steps, back_ratio, use_metropolis_hastings)
         found = super().sample_trajectories(env, n, states, conditions, *kept, **policy_kwargs)
+        n_loops = as_count("n_local_search_loops", n_local_search_loops, 0)
         current = row = torch.arange(len(found), device=found.device)
-        for _ in range(n_local_search_loops):
+        for _ in range(n_loops):
             proposals, updated = self.local_search(
                 env, found[current], *kept, *chosen, **policy_kwargs
             )
