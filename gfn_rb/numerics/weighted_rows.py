@@ -119,9 +119,13 @@ class WeightedRows:
 
 def gumbel_like(values: Float64[Tensor, "*s"], generator: torch.Generator | None) -> Tensor:
     """Draw standard Gumbel variables, as many as there are values, on their device."""
-    uniform = torch.rand(
-        values.shape, dtype=torch.float64, device=values.device, generator=generator
+    return gumbel_of(
+        torch.rand(values.shape, dtype=torch.float64, device=values.device, generator=generator)
     )
+
+
+def gumbel_of(uniform: Float64[Tensor, "*s"]) -> Float64[Tensor, "*s"]:
+    """Turn uniform numbers in [0, 1) into standard Gumbel variables."""
     # A uniform of 0 stands for the half-open interval below 2^-53: keep its logarithm finite.
     return -torch.log(-torch.log1p(-uniform).clamp(max=-(2.0**-54)))
 

@@ -17,7 +17,7 @@ from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.near.groups import Groups
-from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_like
+from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_of
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement
 from gfn_rb.shapes import Float64, Int64
@@ -122,7 +122,8 @@ class GroupSampler(KeySampler):
             raise ArgumentError(f"num_groups={n} exceeds the groups, and replacement is False")
         if not enough:
             first = distribution.draw(n, self._rng)
-        number = self._groups.group[first.numpy()[np.arange(n) % len(first)]]
+        chosen = first.numpy() if n_drawn == n else first.numpy()[np.arange(n) % len(first)]
+        number = self._groups.group[chosen]
         return self._draw_different_rows(storage, number, k), DrawInfo()
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
@@ -140,10 +141,14 @@ class GroupSampler(KeySampler):
         self, storage: Storage, number: Int64[np.ndarray, "g"]
     ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"], Float64[np.ndarray, "m"]]:
         """Return the slots of groups, the sizes of these, and the log-weight of each row."""
-        assert self._groups is not None
-        slot, size = self._groups.members(number)
+        groups = self._groups
+        assert groups is not None
+        slot, size = groups.members(number)
         # In an order that does not depend on how the index came about, for draws that resume.
-        slot = slot[np.lexsort((slot, np.repeat(np.arange(len(number)), size)))]
+        offset = (np.arange(len(number)) * groups.capacity).repeat(size)
+        slot += offset
+        slot.sort()
+        slot -= offset
         if self.temperature == math.inf:
             return slot, size, np.zeros(len(slot))
         weight = self._values(storage, torch.from_numpy(slot)) / self.temperature
@@ -177,16 +182,22 @@ class GroupSampler(KeySampler):
     ) -> Int64[Tensor, "n"]:
         """Draw k different rows of each group, by perturbed log-weights; see ``perturbed``."""
         slot, size, weight = self._log_weights(storage, number)
-        score = weight + gumbel_like(torch.from_numpy(weight), self._rng).numpy()
-        of = np.repeat(np.arange(len(number)), size)
-        order = np.lexsort((-score, of))
-        n_positive = np.bincount(of, weight > -np.inf, len(number)).astype(np.int64)
-        if self.replacement is False and n_positive.min() < k:
-            raise ArgumentError(
-                f"samples_per_group={k} exceeds the {n_positive.min()} rows of positive weight of "
-                "a group, and replacement is False"
-            )
-        place = (size.cumsum() - size)[:, None] + np.arange(k) % n_positive[:, None]
+        uniform, n_positive = torch.rand(len(slot), dtype=torch.float64, generator=self._rng), size
+        of = np.arange(len(number)).repeat(size)
+        if self.temperature == math.inf:
+            order = (of + uniform.numpy()).argsort()
+        else:
+            order = np.lexsort((-weight - gumbel_of(uniform).numpy(), of))
+            n_positive = np.bincount(of, weight > -np.inf, len(number)).astype(np.int64)
+        nth = np.arange(k)
+        if (fewest := int(n_positive.min())) < k:
+            if self.replacement is False:
+                raise ArgumentError(
+                    f"samples_per_group={k} exceeds the {fewest} rows of positive weight of a "
+                    "group, and replacement is False"
+                )
+            nth = nth % n_positive[:, None]
+        place = (size.cumsum() - size)[:, None] + nth
         return torch.from_numpy(slot[order[place.reshape(-1)]])
 
     # Following the storage.
