@@ -5,15 +5,17 @@ import math
 import os
 import pickle
 from collections import defaultdict
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 from torchrl.data import LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from writers.diverse_rule import Item, rule
 
+from gfn_rb import RaggedStorage
 from gfn_rb.buffers import fifo_buffer
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
@@ -30,17 +32,24 @@ WRITERS = {
     "diverse": lambda **options: DiversityWriter(features="state", **options),
 }
 STORAGES = [RowTensorStorage, RowMemmapStorage, LazyTensorStorage, ListStorage, LazyStackStorage]
+LISTS = [ListStorage, LazyStackStorage]
 GROUPS = {
     "key": "prompt",
     "keys": ["prompt", "half"],
     "callable": lambda data: data["prompt"].long() * 3,
+    "ragged": "tokens",
+    "text": ["text", "prompt"],
+}
+STORED_IN = {
+    "ragged": [*LISTS, lambda n: RaggedStorage(n, {"tokens": 4})],
+    "text": [*LISTS, RowTensorStorage, LazyTensorStorage],
 }
 
 
-def items(rows):
-    """Rows of (serial, group, object, key)."""
+def items(rows, form="key", storage=None):
+    """Rows of (serial, group, object, key); tokens and text are the digits of the group."""
     serial, group, state, key = zip(*rows, strict=True)
-    return TensorDict(
+    data = TensorDict(
         {
             "serial": torch.tensor(serial),
             "prompt": torch.tensor(group, dtype=torch.int32),
@@ -50,6 +59,15 @@ def items(rows):
         },
         [len(rows)],
     )
+    if form == "text":
+        data["text"] = [str(each) for each in group]
+    if form == "ragged":
+        tokens = [torch.tensor([int(digit) for digit in str(each)]) for each in group]
+        if storage in LISTS:
+            each = zip(data.unbind(0), tokens, strict=True)
+            return lazy_stack([row.clone().set("tokens", some) for row, some in each])
+        data["tokens"] = torch.nested.as_nested_tensor(tokens, layout=torch.jagged)
+    return data
 
 
 class Oracle:
@@ -111,7 +129,7 @@ class Oracle:
 def options_of(rng):
     kind = rng.choice([*WRITERS])
     on_duplicate = None if kind == "diverse" else rng.choice([None, "refresh", "keep"])
-    n_groups = rng.choice([1, 2, 5, 100, 10_000])
+    n_groups, group = rng.choice([1, 2, 5, 100, 10_000]), rng.choice([*GROUPS])
     return {
         "kind": kind,
         "on_duplicate": on_duplicate,
@@ -120,8 +138,8 @@ def options_of(rng):
         "evict": rng.choice(["worst", "oldest_group"]),
         "n_groups": n_groups,
         "n_objects": rng.choice([4, 30, 1000]),
-        "group": rng.choice([*GROUPS]),
-        "storage": rng.choice(STORAGES),
+        "group": group,
+        "storage": rng.choice(STORED_IN.get(group, STORAGES)),
     }
 
 
@@ -135,14 +153,12 @@ class Sequence:
             o["kind"], o["capacity"], o["per_group"], o["evict"], o["on_duplicate"]
         )
         self.rb, self.serial = self.make(), 0
+        self.items = partial(items, form=o["group"], storage=o["storage"])
 
     def make(self):
         o = self.options
-        unique = (
-            {}
-            if o["on_duplicate"] is None
-            else {"unique": "state", "on_duplicate": o["on_duplicate"]}
-        )
+        unique = {"unique": "state", "on_duplicate": o["on_duplicate"]}
+        unique = {} if o["on_duplicate"] is None else unique
         limit = {"group": GROUPS[o["group"]], "per_group": o["per_group"], "evict": o["evict"]}
         writer = WRITERS[o["kind"]](**unique, **limit)
         return TensorDictReplayBuffer(storage=o["storage"](o["capacity"]), writer=writer)
@@ -171,7 +187,7 @@ class Sequence:
 
     def extend(self, stored):
         rows = self.batch(self.rng.choice([1, 2, 6, 30]))
-        slots = self.rb.extend(items(rows)).tolist()
+        slots = self.rb.extend(self.items(rows)).tolist()
         self.oracle.extend(rows)
         held = self.stored()
         for row, slot in zip(rows, slots, strict=True):
@@ -199,11 +215,11 @@ class Sequence:
             slot = self.rng.randrange(stored)
             (row,) = self.batch(1, object_of=10**6 + self.serial)
             age = self.oracle.rows.pop(self.stored()[slot])[3]
-            self.rb.storage[slot] = items([row])[0]
+            self.rb.storage[slot] = self.items([row])[0]
             self.oracle.rows[row[0]] = (*row[1:], age)
 
     def load(self, stored):
-        if stored:
+        if stored and self.options["group"] != "text":  # which TensorDict.state_dict() leaves out
             state = pickle.loads(pickle.dumps(self.rb.state_dict()))
             self.rb = self.make()
             self.rb.load_state_dict(state)
