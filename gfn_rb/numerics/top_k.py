@@ -40,6 +40,7 @@ class TopK:
         self._key = torch.full((n_rows,), math.inf, dtype=torch.float64)
         self._rank = torch.full((n_rows,), UNKNOWN_RANK, dtype=torch.int64)
         self._bound = torch.full((n_blocks,), math.inf, dtype=torch.float64)
+        self._is_changed = np.zeros(n_rows, np.bool_)  # False between calls
         self._sorted_key, self._sorted_row = _NO_KEYS, _NO_ROWS
         self._last = _NOTHING  # all rows up to this (key, rank) are sorted
 
@@ -73,15 +74,19 @@ class TopK:
         """
         keys, ranks, n = self._key.numpy(), self._rank.numpy(), n_smallest
         self._sorted_key, self._sorted_row = self._sorted_key[n:], self._sorted_row[n:]
+        if not len(self._sorted_row):
+            self._last = _NOTHING
         if n < len(row):
-            known = self._is_sorted(keys[row[n:]], ranks[row[n:]])
-            if known.any():
-                is_kept = ~np.isin(self._sorted_row, row[n:][known])
+            if len(self._sorted_row) and self._is_sorted(keys[row[n:]], ranks[row[n:]]).any():
+                self._is_changed[row] = True
+                is_kept = ~self._is_changed[self._sorted_row]
+                self._is_changed[row] = False
                 self._sorted_key = self._sorted_key[is_kept]
                 self._sorted_row = self._sorted_row[is_kept]
             np.minimum.at(self._bound.numpy(), row[n:] >> self._shift, key[n:])
         keys[row], ranks[row] = key, rank
-        if len(row) and (not n or key[0] <= self._last[0]):
+        is_empty = self._last == _NOTHING
+        if len(row) and not is_empty and (not n or key[0] <= self._last[0]):
             self._insert(row, key, rank)
 
     def _insert(self, row: np.ndarray, key: np.ndarray, rank: np.ndarray) -> None:

@@ -221,7 +221,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             kept, left = self._limit.choose(
                 order, self._storage, known[0][1], value[::-1], chosen[::-1], removed.numpy()
             )
-            place = len(chosen) - 1 - kept[::-1]  # from the best down again
+            place = len(chosen) - 1 - kept
             chosen, value, prepared = (
                 chosen[place],
                 value[place],
@@ -235,8 +235,8 @@ class DiversityWriter(RewardPrioritizedWriter):
             n = free + out.shape[0]
             chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
             removed = torch.cat([removed, out]) if removed.shape[0] else out
-        if len(chosen) > removed.shape[0]:  # rows line up at the end as they came
-            place = chosen.argsort()
+        if self._limit is None and len(chosen) > removed.shape[0]:
+            place = chosen.argsort()  # rows line up at the end as they came
             chosen, value = chosen[place], value[place]
             prepared = prepared.select(torch.from_numpy(place))
         known = [(synced, each.select(torch.from_numpy(chosen))) for synced, each in known]

@@ -118,7 +118,8 @@ class ObjectColumns(Features):
         if callable(self.source):
             return _fingerprints(self.source(data), data.shape[0], self._name)
         if self._read != [STATE]:
-            return torch.cat([self._columns(data, key) for key in self._read], 1)
+            parts = [self._columns(data, key) for key in self._read]
+            return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         if STATE in self._ragged:
             keys = [STATE, CONDITION] if CONDITION in set(data.keys()) else [STATE]
             return torch.cat([self._columns(data, key) for key in keys], 1)
@@ -246,7 +247,8 @@ class SyncedIndex(Generic[Index]):
     def sync(self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None) -> Index:
         """Return an index fit to look rows up, read anew unless it is of this version."""
         index = self._index
-        n = min(length_of(storage) + rows.shape[0], storage.max_size)
+        is_whole = index is not None and index.capacity == storage.max_size
+        n = 0 if is_whole else min(length_of(storage) + rows.shape[0], storage.max_size)
         if index is None:
             index = self._make(slots_to_allocate(storage, n), rows)
         elif rows.shape[1:] != index.like.shape[1:] or rows.dtype != index.like.dtype:

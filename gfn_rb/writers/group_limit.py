@@ -14,6 +14,8 @@ from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder
 from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
 
+_FREE, _LOST = -1, -2  # instead of a slot that a row takes
+
 
 class GroupLimit:
     """Keeps at most ``per_group`` rows of each group; see ``RewardPrioritizedWriter``."""
@@ -32,10 +34,12 @@ class GroupLimit:
         key: Float64[np.ndarray, "n"],
         row: Int64[np.ndarray, "n"],
         removed: Int64[np.ndarray, "r"],
+        stored_at: Int64[np.ndarray, "n"] | None = None,
     ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"]]:
         """Choose which rows of a batch come in, and which slots they leave no room for.
 
-        First each group keeps its best rows, then the storage those that it has room for.
+        First each group keeps its best rows, then the storage those that it has room for. Rows take
+        slots of their own group where they can: the index of groups then stays as it is.
 
         Args:
             order: order of the stored rows.
@@ -45,26 +49,44 @@ class GroupLimit:
                 keep comes last.
             row: position of each in the batch.
             removed: slots whose rows leave in any case.
+            stored_at: of these the one that each row takes over, -1 for none.
 
         Returns:
-            Which of the offered rows come in, and all slots that are removed, in ascending order.
+            Which of the offered rows come in, and all slots that are removed. The first rows take
+            these slots, in this order; rows beyond them come in the order of the batch.
         """
-        groups, rank, group = self.synced.index, order.rank(row), prepared.key.numpy()[row]
-        chosen, removed = self._of_groups(order, storage, groups, group, key, rank, removed)
+        groups = self.synced.index
+        if len(removed):
+            groups.forget_floor(removed)
+        group = prepared.key.numpy()[row]
+        floor = groups.floor[group]
+        chosen = (~(key < floor if order.tie == "newest" else key <= floor)).nonzero()[0]
+        slot = self._of_groups(order, storage, groups, group[chosen], key[chosen], removed)
+        comes_in = slot > _LOST
+        chosen, slot = chosen[comes_in], slot[comes_in]
+        removed = np.concatenate([removed, slot[slot >= 0]])
+        if stored_at is not None:
+            slot = np.where(stored_at[chosen] >= 0, stored_at[chosen], slot)
         free = storage.max_size - length_of(storage) + len(removed)
-        if len(chosen) <= free:  # sorted: the numbers of groups depend on how the index came about
-            return chosen, np.sort(removed)
-        if self.evict == "worst":
-            chosen = chosen[-storage.max_size :]
-            contest = key[chosen[: len(chosen) - free]][::-1]
-            out = order.driven_out(storage, contest, given_up=removed if len(removed) else None)
-            chosen = chosen[len(contest) - len(out) :]
-        else:
-            lost, out = self._of_oldest_groups(
-                order, storage, groups, group[chosen], key[chosen], rank[chosen], removed, free
-            )
-            chosen = chosen[~lost]
-        return chosen, np.sort(np.concatenate([removed, out]))
+        if len(chosen) > free:
+            if self.evict == "worst":
+                stays = np.arange(max(len(chosen) - storage.max_size, 0), len(chosen))
+                contest = key[chosen[stays[: len(stays) - free]]][::-1]
+                out = order.driven_out(storage, contest, given_up=removed if len(removed) else None)
+                stays = stays[len(contest) - len(out) :]
+            else:
+                rows = group[chosen], key[chosen], order.rank(row[chosen])
+                stays, out = self._of_oldest_groups(order, storage, groups, *rows, removed, free)
+            removed = np.concatenate([removed, out])
+            chosen, slot = chosen[stays], slot[stays]
+        is_paired = slot >= 0
+        if np.count_nonzero(is_paired) == len(chosen) == len(removed):
+            return chosen, slot
+        # Sorted: the numbers of groups depend on how the index came about.
+        rest, slot = chosen[~is_paired], slot[is_paired]
+        rest = rest[row[rest].argsort()]
+        chosen = np.concatenate([chosen[is_paired], rest])
+        return chosen, np.concatenate([slot, np.setdiff1d(removed, slot)])
 
     def _of_groups(
         self,
@@ -73,43 +95,53 @@ class GroupLimit:
         groups: Groups,
         group: Int64[np.ndarray, "n"],
         key: Float64[np.ndarray, "n"],
-        rank: Int64[np.ndarray, "n"],
         removed: Int64[np.ndarray, "r"],
-    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"]]:
-        """Keep the best rows of each group; return which come in, and the slots removed."""
-        if not len(group):
-            return group, removed
-        by_group = group.argsort(kind="stable")
+    ) -> Int64[np.ndarray, "n"]:
+        """Return the slot of its group that each row takes, given in ascending order of keys.
+
+        The best rows take the places that are free in their group; the others meet the worst stored
+        rows from the worst up, and replace them pair by pair as long as they win.
+
+        Returns:
+            A slot, ``_FREE`` for a free place, or ``_LOST``.
+        """
+        by_group = len(group) - 1 - group[::-1].argsort(kind="stable")  # from the best down
         ordered = group[by_group]
-        start = np.append(True, ordered[1:] != ordered[:-1]).nonzero()[0]
-        number, n_new = ordered[start], np.append(start[1:], len(ordered)) - start
-        n_left = groups.size[number]
+        n_left = groups.size[ordered]
         if len(removed):
-            n_left = n_left - _count(groups.group[removed], number)
-        limit = np.maximum(n_left, self.per_group)  # others may have stored more
-        is_full = n_left + n_new > limit
-        if not np.count_nonzero(is_full):
-            return np.arange(len(group)), removed
-        contends = by_group[np.repeat(is_full, n_new)]
-        slot, size = groups.members(number[is_full])
-        full = np.arange(len(size))
-        of = np.concatenate([np.repeat(full, size), np.repeat(full, n_new[is_full])])
-        if len(removed):
-            is_left = ~np.isin(slot, removed)
-            of = np.concatenate([of[: len(slot)][is_left], of[len(slot) :]])
-            slot = slot[is_left]
-        worst = order.ranked(storage)
-        place = _by_group(
-            of,
-            np.concatenate([worst.key.numpy()[slot], key[contends]]),
-            np.concatenate([worst.rank.numpy()[slot], rank[contends]]),
-        )
-        of = of[place]
-        is_out = np.arange(len(of)) - of.searchsorted(of) < (n_left + n_new - limit)[is_full][of]
-        out = place[is_out]
-        stays = np.ones(len(group), np.bool_)
-        stays[contends[out[out >= len(slot)] - len(slot)]] = False
-        return stays.nonzero()[0], np.concatenate([removed, slot[out[out < len(slot)]]])
+            n_left = n_left - _count(groups.group[removed], ordered)
+        # Which of the stored rows of its group each row meets; others may have stored more.
+        nth = np.arange(len(group)) - ordered.searchsorted(ordered)
+        nth -= np.maximum(self.per_group - n_left, 0)
+        taken = _FREE - (nth >= 0)
+        contends = ((nth >= 0) & (nth < n_left)).nonzero()[0]
+        if len(contends):
+            nth = nth[contends]
+            is_first = nth == 0
+            number = ordered[contends[is_first]]
+            slot, size = groups.members(number)
+            of = np.arange(len(number)).repeat(size)
+            if len(removed):
+                is_left = ~np.isin(slot, removed)
+                slot, of = slot[is_left], of[is_left]
+            worst = order.ranked(storage)
+            stored = worst.key.numpy()[slot]
+            place = stored.argsort()
+            ascending = stored[place]
+            if (ascending[1:] == ascending[:-1]).any():
+                place = np.lexsort((worst.rank.numpy()[slot], stored))
+            # There are no more groups than rows in the batch: NumPy sorts short integers by radix.
+            short = of[place].astype(np.uint16 if len(number) < 2**16 else np.int64)
+            place = place[short.argsort(kind="stable")]
+            first = of.searchsorted(np.arange(len(number)))
+            is_full = n_left[contends[is_first]] >= self.per_group
+            groups.floor[number] = np.where(is_full, stored[place[first]], np.nan)
+            met = place[first[is_first.cumsum() - 1] + nth]
+            wins = order.beats(key[by_group[contends]], stored[met])
+            taken[contends] = np.where(wins, slot[met], _LOST)
+        chosen = np.empty_like(taken)
+        chosen[by_group] = taken
+        return chosen
 
     def _of_oldest_groups(
         self,
@@ -122,7 +154,7 @@ class GroupLimit:
         removed: Int64[np.ndarray, "r"],
         free: int,
     ) -> tuple[Bool[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
-        """Return which rows and slots leave: those of the groups whose newest row is the oldest."""
+        """Return which rows stay and which slots leave: first of groups whose newest is oldest."""
         ages = self._ages.sync(order, storage, groups)
         touched = np.union1d(group, groups.group[removed])
         n = len(group) - free
@@ -130,19 +162,18 @@ class GroupLimit:
         age, oldest = ages.smallest(min(n + len(touched), len(groups.size)))
         number = np.union1d(oldest[age < np.inf], touched)
         slot, size = groups.members(number)
-        place = np.repeat(np.arange(len(number)), size)
         is_left = ~np.isin(slot, removed)
-        slot, worst = slot[is_left], order.ranked(storage)
-        of = np.concatenate([place[is_left], number.searchsorted(group)])
+        place, slot = np.arange(len(number)).repeat(size)[is_left], slot[is_left]
+        of = np.concatenate([place, number.searchsorted(group)])
+        worst = order.ranked(storage)
         key = np.concatenate([worst.key.numpy()[slot], key])
         rank = np.concatenate([worst.rank.numpy()[slot], rank])
-        age = rank if order.tie == "newest" else -rank
         newest = np.full(len(number), np.iinfo(np.int64).min)
-        np.maximum.at(newest, of, age)
+        np.maximum.at(newest, of, rank if order.tie == "newest" else -rank)
         out = np.lexsort((rank, key, newest[of]))[:n]
-        lost = np.zeros(len(group), np.bool_)
-        lost[out[out >= len(slot)] - len(slot)] = True
-        return lost, slot[out[out < len(slot)]]
+        stays = np.ones(len(group), np.bool_)
+        stays[out[out >= len(slot)] - len(slot)] = False
+        return stays, slot[out[out < len(slot)]]
 
 
 class _GroupAges:
@@ -177,14 +208,3 @@ def _count(group: Int64[np.ndarray, "r"], number: Int64[np.ndarray, "g"]) -> Int
     """Return how many rows there are of some groups, given the group of each row."""
     group = np.sort(group)
     return group.searchsorted(number, "right") - group.searchsorted(number)
-
-
-def _by_group(
-    group: Int64[np.ndarray, "n"], key: Float64[np.ndarray, "n"], rank: Int64[np.ndarray, "n"]
-) -> Int64[np.ndarray, "n"]:
-    """Return the order by group, then by key, then by rank."""
-    order = key.argsort()
-    ordered = key[order]
-    if (ordered[1:] == ordered[:-1]).any():
-        order = np.lexsort((rank, key))
-    return order[group[order].argsort(kind="stable")]

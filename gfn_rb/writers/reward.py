@@ -21,7 +21,7 @@ from gfn_rb.numerics.near.index import Duplicates, Pairs, PreparedRows
 from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
-from gfn_rb.storages import is_laid_out, require_rows
+from gfn_rb.storages import require_rows
 from gfn_rb.torchrl_compat import (
     attach_generations,
     drop_prefetched,
@@ -315,6 +315,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             self._announce(index)
             values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
             self._order.update(storage, index.numpy(), values.numpy(), rank)
+        if self._limit is not None and self._limit.synced in known:
+            self._limit.synced.index.forget_floor(index.numpy())
         for compared in known:
             reads_key = compared.features.reads(unravel_key(self.key))
             compared.version = None if reads_key else self._order.version
@@ -438,31 +440,25 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         value, row = order.ascending(key)
         order.sync(storage)
         known = [self._prepared(limit.synced, data, rows[-1] if rows else None)]
-        stored_at = np.full(len(row), -1)
+        stored_at, removed = None, row[:0]
         if self.unique is not None:  # a row of a known object takes the place of the stored one
             assert self._index is not None
             known.append(self._prepared(self._index, data, rows[0] if rows else None))
             index, prepared = self._index.index, known[1][1]
-            stored_at = first_slot(index.near(prepared), len(row))
-            wanted = is_last(index.near_each_other(prepared), len(row))
-            if self.on_duplicate == "keep":
-                wanted &= stored_at < 0
-            row = row[wanted[row]]
-        value = value[row].astype(np.float64)
-        if (
-            self.unique is None
-            and limit.evict == "worst"
-            and length_of(storage) == storage.max_size
-        ):
-            n_lost = len(row) - int(np.count_nonzero(order.beats(value, order.lowest(storage))))
-            value, row = value[n_lost:], row[n_lost:]
-        replaced = stored_at[row]
-        replaced = replaced[replaced >= 0]
-        kept, removed = limit.choose(order, storage, known[0][1], value, row, replaced)
-        row = np.sort(row[kept])
-        chosen, value = torch.from_numpy(row), key.to(torch.float64).numpy()[row]
+            stored, twins, n = index.near(prepared), index.near_each_other(prepared), len(row)
+            if twins[0].shape[0]:
+                row = row[is_last(twins, n)[row]]
+            if stored[0].shape[0]:
+                stored_at = first_slot(stored, n)[row]
+                if self.on_duplicate == "keep":
+                    row, stored_at = row[stored_at < 0], None
+                else:
+                    removed = stored_at[stored_at >= 0]
+        key_of = value[row].astype(np.float64)
+        kept, removed = limit.choose(order, storage, known[0][1], key_of, row, removed, stored_at)
+        row, chosen = row[kept], torch.from_numpy(row[kept])
         known = [(synced, prepared.select(chosen)) for synced, prepared in known]
-        return row, self._replace(data, row, value, torch.from_numpy(removed), known)
+        return row, self._replace(data, row, key_of[kept], torch.from_numpy(removed), known)
 
     def _replace(
         self,
@@ -480,8 +476,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if not len(row) and not len(removed):
             return row
         move, chosen = moves_of(len(row), removed, stored), torch.from_numpy(row)
-        if not is_laid_out(storage):
+        target: np.ndarray = move.target.numpy()
+        if len(row) >= len(removed):  # no row moves
             self._write(move.target, data, chosen, move.length)
+            order.update(storage, target, key, order.rank(row))
         else:
             if is_recorded(storage):
                 record_slots(storage, move.slots(stored))
@@ -489,9 +487,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
                 write_rows(storage, move.target, data, chosen, max(move.length, stored))
             move.close_holes(storage, stored)
             self._announce(torch.cat([move.target, move.hole]), len(row))
-        target: np.ndarray = move.target.numpy()
-        order.ranked(storage).update(target, key, order.rank(row))
-        order.move(storage, move, stored)
+            order.ranked(storage).update(target, key, order.rank(row))
+            order.move(storage, move, stored)
         for synced, prepared in known:
             synced.replace(move, prepared, stored, order.version)
         return target

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ class Groups(SlotIndex):
         size: number of rows of each group: int64.
         n_builds: how often all groups were numbered anew.
         changed: numbers of groups that rows were written to or taken from; None is not kept.
+        floor: a number of each group that its user sets; NaN once rows were taken from the group.
     """
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
@@ -34,10 +38,10 @@ class Groups(SlotIndex):
 
     def _clear(self) -> None:
         self._numbers = _Numbers()
-        self._asked = np.zeros(0, np.int64)
         self.group = np.full(self.capacity, -1)
         self._place = np.zeros(self.capacity, np.int64)  # of each slot in the array of slots
         self.size = np.zeros(0, np.int64)
+        self.floor = np.zeros(0)
         self._start = self._room = self.size  # of the segment of each group
         self._slots, self._end = np.zeros(0, np.int64), 0
 
@@ -46,15 +50,17 @@ class Groups(SlotIndex):
 
         If no row of a new group is written, the next call gives its number up.
         """
-        self._release(self._asked)
-        keys = row_bytes(rows)
+        self._release(self._numbers.given)
+        self._numbers.given = []
+        keys = rows.numpy()[:, 0].tolist() if rows.shape[1] == 1 else row_bytes(rows)
         number = np.fromiter(map(self._numbers.__getitem__, keys), np.int64, len(keys))
         if (n := len(self._numbers.key_of)) > len(self.size):
             more = np.zeros(n, np.int64)
             for name in ("size", "_start", "_room"):
                 setattr(self, name, np.concatenate([getattr(self, name), more]))
-        self._asked = number
-        return PreparedRows(rows, torch.from_numpy(number), rows)
+            self.floor = np.concatenate([self.floor, np.full(n, np.nan)])
+        numbers = torch.from_numpy(number)
+        return PreparedRows(numbers, numbers, numbers)
 
     def members(
         self, group: Int64[np.ndarray, "g"]
@@ -62,6 +68,10 @@ class Groups(SlotIndex):
         """Return the slots of groups, one group after the other, and the size of each."""
         size = self.size[group]
         return self._slots[_ranges(self._start[group], size)], size
+
+    def forget_floor(self, slot: Int64[np.ndarray, "n"]) -> None:
+        """Make the floor of the groups of some slots NaN."""
+        self.floor[self.group[slot]] = np.nan
 
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots; see :meth:`SlotIndex.write`."""
@@ -86,7 +96,7 @@ class Groups(SlotIndex):
         slot = np.arange(length, self.length)
         group = self.group[slot]
         self._take_out(slot)
-        self._release(group)
+        self._release(group.tolist())
         self.length = length
 
     def _put(self, slot: Int64[np.ndarray, "n"], group: Int64[np.ndarray, "n"]) -> None:
@@ -110,13 +120,15 @@ class Groups(SlotIndex):
         place = self._start[group] + at
         self._slots[place], self._place[slot] = slot, place
         self.group[slot], self.size[group] = group, at + 1
-        self._release(before[before >= 0])
+        if len(before := before[before >= 0]):
+            self._release(before[self.size[before] == 0].tolist())
 
-    def _release(self, group: Int64[np.ndarray, "m"]) -> None:
+    def _release(self, group: Iterable[int]) -> None:
         """Give up the numbers of groups that have no rows."""
-        for number in set(group[self.size[group] == 0].tolist()):
-            self._numbers.release(number)
-            self._room[number] = 0
+        for number in group:
+            if not self.size[number]:
+                self._numbers.release(number)
+                self._room[number] = 0
 
     def _note(self, group: Int64[np.ndarray, "n"]) -> None:
         if self.changed is not None:
@@ -128,6 +140,7 @@ class Groups(SlotIndex):
         group, nth, count = np.unique(self.group[slot], return_inverse=True, return_counts=True)
         self._note(group)
         self.size[group] -= count
+        self.floor[group] = np.nan
         end = self._start[group] + self.size[group]
         self._slots[place], self.group[slot] = -1, -1
         last = _ranges(end, count)
@@ -164,14 +177,15 @@ class Groups(SlotIndex):
         self._slots[place], self._place[slot] = slot, place
 
 
-class _Numbers(dict[bytes, int]):
+class _Numbers(dict[Any, int]):
     """Numbers of groups. One that is asked for the first time gets the number of one given up."""
 
     def __init__(self) -> None:
-        self.key_of: list[bytes | None] = []
+        self.key_of: list[Any] = []
+        self.given: list[int] = []  # since this was last emptied
         self._free: list[int] = []
 
-    def __missing__(self, key: bytes) -> int:
+    def __missing__(self, key: Any) -> int:
         if self._free:
             number = self._free.pop()
             self.key_of[number] = key
@@ -179,6 +193,7 @@ class _Numbers(dict[bytes, int]):
             number = len(self.key_of)
             self.key_of.append(key)
         self[key] = number
+        self.given.append(number)
         return number
 
     def release(self, number: int) -> None:

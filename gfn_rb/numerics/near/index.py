@@ -27,11 +27,12 @@ class PreparedRows(NamedTuple):
     def select(self, index: Int64[Tensor, "k"]) -> PreparedRows:
         """Return some of the rows."""
         rows, key, place = self
+        some = rows.index_select(0, index)
         if isinstance(key, list):
-            some: Any = [key[i] for i in index.tolist()]
+            keys: Any = [key[i] for i in index.tolist()]
         else:
-            some = key.index_select(0, index)
-        return PreparedRows(rows.index_select(0, index), some, place.index_select(0, index))
+            keys = some if key is rows else key.index_select(0, index)
+        return PreparedRows(some, keys, some if place is rows else place.index_select(0, index))
 
     def first(self, n: int) -> PreparedRows:
         """Return the first n rows."""
