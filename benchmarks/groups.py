@@ -21,7 +21,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, run_parts
-from gfn_rb.samplers import GroupSampler
+from gfn_rb.samplers import GroupSampler, SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 PER_GROUP = 8
@@ -41,32 +41,40 @@ class Scale:
     Args:
         groups: numbers of groups.
         capacity: most rows of a buffer.
+        large: rows of the buffers of large groups.
         prompts: number of groups of one TorchRL buffer each.
         effort: when to stop.
     """
 
     groups: tuple[int, ...]
     capacity: int
+    large: int
     prompts: int
     effort: Effort
 
 
-FULL = Scale((1, 100, 10_000, 1_000_000), 1_000_000, 400, Effort(seconds=8, most=400, warmup=10))
-QUICK = Scale((1, 100), 1_000, 20, Effort(seconds=0.2, warmup=2))
+FULL = Scale(
+    groups=(1, 100, 10_000, 1_000_000),
+    capacity=1_000_000,
+    large=100_000,
+    prompts=400,
+    effort=Effort(seconds=3, most=400, warmup=10),
+)
+QUICK = Scale((1, 100), 1_000, 1_000, 20, Effort(seconds=0.2, warmup=2))
 
 
 def extend(scale: Scale) -> list[Result]:
     """Compare a batch of 128 rows with the same writer without groups.
 
     Each group has room for 8 rows, and the buffer for all groups, up to its capacity. "large
-    groups" share the whole capacity.
+    groups" share fewer rows.
     """
     results = []
     for n_groups in scale.groups:
         small = min(PER_GROUP * n_groups, scale.capacity)
         shapes = [("", small, PER_GROUP)]
-        if n_groups > 1:
-            shapes.append(("large groups, ", scale.capacity, -(-scale.capacity // n_groups)))
+        if 1 < n_groups < scale.large:
+            shapes.append(("large groups, ", scale.large, -(-scale.large // n_groups)))
         for shape, capacity, per_group in shapes:
             for name, writer in WRITERS.items():
                 limited = writer(group="prompt", per_group=per_group)
@@ -79,16 +87,18 @@ def extend(scale: Scale) -> list[Result]:
 
 
 def sample(scale: Scale) -> list[Result]:
-    """Compare a draw of 8 groups with 8 rows each with a plain draw of 64 rows."""
+    """Compare a draw of 8 groups with 8 rows each with a draw of 64 rows by the same law."""
     results = []
     for n_groups in scale.groups:
         capacity = min(PER_GROUP * n_groups, scale.capacity)
-        for name, law in (("uniformly", {}), ("by reward", {"weight": "best", "temperature": 1.0})):
+        by_reward: dict[str, Any] = {"weight": "best", "temperature": 1.0}
+        laws = ("uniformly", {}, None), ("by reward", by_reward, SoftmaxRewardSampler())
+        for name, law, same in laws:
             sampler = GroupSampler("prompt", num_groups=8, **law)
             limited = (RewardPrioritizedWriter(group="prompt", per_group=PER_GROUP), sampler)
             ours, plain = (
                 _filled(writer, capacity, n_groups, drawn)
-                for writer, drawn in (limited, (RewardPrioritizedWriter(), None))
+                for writer, drawn in (limited, (RewardPrioritizedWriter(), same))
             )
             pair = (Contender(lambda _, rb=rb: rb.sample(64)) for rb in (ours, plain))
             label = f"sample 8 x 8 rows {name}, against 64"
@@ -138,20 +148,19 @@ def _rows(n: int, n_groups: int) -> TensorDict:
 def _filled(
     writer: Any, capacity: int, n_groups: int, sampler: Any = None
 ) -> TensorDictReplayBuffer:
-    """Return a buffer that was offered three times as many rows as it holds."""
+    """Return a buffer that was offered twice as many rows as it holds."""
     rb = work.buffer(capacity, writer, sampler)
-    for _ in range(3):
+    for _ in range(2):
         rb.extend(_rows(capacity, n_groups))
     return rb
 
 
 def _extending(rb: TensorDictReplayBuffer, n_groups: int) -> Contender:
     """Return batches of rows of which about half are better than the worst of their group."""
-    median = float(rb[:]["log_reward"].median())
 
     def setup() -> TensorDict:
-        batch = _rows(work.BATCH, n_groups)
-        batch["log_reward"] += median
+        batch, stored = _rows(work.BATCH, n_groups), rb[:]["log_reward"]
+        batch["log_reward"] += stored[torch.randint(len(stored), (1000,))].median()
         return batch
 
     return Contender(rb.extend, setup)
