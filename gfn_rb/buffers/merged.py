@@ -60,7 +60,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     applies to the batch. ``len`` counts members.
 
     Args:
-        *members: the buffers, at least one; none of them an ensemble.
+        *members: the buffers, at least one; none of them an ensemble. TorchRL's
+            ``ReplayBufferEnsemble`` cannot draw from a merged buffer either.
         p: ``"mass"`` draws from the softmax over the rows of all members. Each member then needs a
             :class:`~gfn_rb.SoftmaxRewardSampler` of the same key, temperature and replacement.
             ``"size"`` weighs members by their numbers of rows, a list gives one weight per member,
