@@ -58,17 +58,9 @@ class GridEnv(EnumerableEnv):
         )
         self.n_dims, self.height = ndim, height
         self.state_range = (-1, height - 1)
-        # Coordinates share words of 64 bits while moves are summed up. None of them overflows.
-        self._packing = (
-            torch.int8 if height <= 2**7 else torch.int16 if height <= 2**15 else torch.int64
-        )
-        per_word = 8 // self._packing.itemsize
-        packed = torch.eye(ndim + 1, -(-ndim // per_word) * per_word, dtype=self._packing)
-        packed[ndim] = 0  # the exit action
         self._register(
             _code=torch.eye(height + 1, height).roll(1, 0),  # of -1 (the sink), 0, 1, ...
-            _increment=torch.eye(ndim, dtype=torch.int64),
-            _packed_increment=packed.view(torch.int64),
+            _increment=torch.eye(ndim + 1, ndim, dtype=torch.int64),  # the exit adds nothing
         )
 
     @takes_arrays
@@ -83,9 +75,8 @@ class GridEnv(EnumerableEnv):
         step = torch.arange(action.shape[1] + 1, device=action.device)
         past = step >= length[:, None]
         move = action.where((action >= 0) & ~past[:, 1:], self.exit_action)
-        words = pad(embedding(move, self._packed_increment).cumsum_(1), (0, 0, 1, 0))
-        words.masked_fill_(past[:, :, None], -1)  # in each coordinate: the sink
-        return words.view(self._packing)[:, :, : self.n_dims].to(torch.int64)
+        state = pad(embedding(move, self._increment).cumsum_(1), (0, 0, 1, 0))
+        return state.masked_fill_(past[:, :, None], -1)  # the sink
 
     @takes_arrays
     def encode(self, state: EitherBatch) -> Float[Any, "n encoded"]:
