@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -112,9 +112,9 @@ class Duplicates(NearIndex):
         self._clear()
 
     def _clear(self) -> None:
-        self._key_of: list[bytes | None] = [None] * self.capacity
-        self._slot_of: dict[bytes | None, int] = {}
-        self._slots_of: dict[bytes | None, set[int]] = {}  # of keys that several slots have
+        self._key_of: list[Hashable] = [None] * self.capacity
+        self._slot_of: dict[Hashable, int] = {}
+        self._slots_of: dict[Hashable, set[int]] = {}  # of keys that several slots have
 
     def sibling(self, capacity: int) -> Duplicates:
         """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
@@ -176,7 +176,7 @@ class Duplicates(NearIndex):
         self._leave(range(length, self.length))
         self.length = length
 
-    def file(self, slots: Iterable[int], keys: Iterable[bytes | None]) -> None:
+    def file(self, slots: Iterable[int], keys: Iterable[Hashable]) -> None:
         """File slots under keys, and no longer under those that they had."""
         self._leave(slots)
         key_of, slot_of = self._key_of, self._slot_of
