@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
@@ -18,7 +18,7 @@ from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.tracked import TrackedReplayBuffer
-from gfn_rb.containers.convert import joined
+from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, mask_key
 from gfn_rb.numerics.flat import resized
@@ -59,6 +59,12 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     members. Transforms of members apply to their rows, and the transform of the merged buffer
     applies to the batch. ``len`` counts members.
 
+    A batch has the stacked shape [k, n / k] of the ensemble in two cases:
+
+    - ``sample_from_all`` or ``num_buffer_sampled`` is set.
+    - ``p`` is None or weights, and the members hold data sets with different keys that do not all
+      have a ``log_reward``, as in TorchRL's example of an ensemble.
+
     Args:
         *members: the buffers, at least one; none of them an ensemble. TorchRL's
             ``ReplayBufferEnsemble`` cannot draw from a merged buffer either.
@@ -66,8 +72,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             :class:`~gfn_rb.SoftmaxRewardSampler` of the same key, temperature and replacement.
             ``"size"`` weighs members by their numbers of rows, a list gives one weight per member,
             and None gives equal weights; each member then draws in its own way. Default:
-            ``"mass"`` if every member has a ``SoftmaxRewardSampler``, otherwise equal weights, as
-            in a ``ReplayBufferEnsemble``.
+            ``"mass"`` if every member has a ``SoftmaxRewardSampler`` and batches are not stacked,
+            otherwise equal weights, as in a ``ReplayBufferEnsemble``.
         batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
             requires ``sample(n)``.
         transform: transform or callable, applied to merged batches.
@@ -75,8 +81,10 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             and concatenate.
         generator: ``torch.Generator`` of merged draws, and from now on of the members. None leaves
             the members theirs, and merged draws use PyTorch's global generator.
+        sample_from_all: whether to draw n / k rows from each member, stacked; needs equal weights.
+        num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked.
         **kwargs: keywords of ``ReplayBufferEnsemble``, such as ``prefetch``, ``shared`` and
-            ``storages``, but those that stack batches by member.
+            ``storages``.
 
     Raises:
         ArgumentError: ``p`` does not fit the members, or a member is an ensemble.
@@ -95,23 +103,31 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         transform: Transform | Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         generator: torch.Generator | None = None,
+        sample_from_all: bool = False,
+        num_buffer_sampled: int | None = None,
         **kwargs: Any,
     ) -> None:
         _require_members(members, kwargs)
-        if batch_size is not None:
-            as_count("batch_size", batch_size)
-        if stacks := {"sample_from_all", "num_buffer_sampled"} & kwargs.keys():
-            raise ArgumentError(
-                f"{min(stacks)} must not be given, as batches are flat; use a ReplayBufferEnsemble"
-            )
+        for name, value in (("batch_size", batch_size), ("num_buffer_sampled", num_buffer_sampled)):
+            if value is not None:
+                as_count(name, value)
         require_kind("generator", generator, torch.Generator, lambda value: value is None)
+        self._stacks = sample_from_all or num_buffer_sampled is not None
         if p == "auto":
             draws_by_reward = all(isinstance(rb.sampler, SoftmaxRewardSampler) for rb in members)
-            p = "mass" if draws_by_reward else None
+            p = "mass" if draws_by_reward and not self._stacks else None
+        if self._stacks and isinstance(p, str):
+            raise ArgumentError(
+                "sample_from_all and num_buffer_sampled stack batches by member: p must be None "
+                f"or weights, got {p!r}"
+            )
         self._shares = p
         self._join = collate_fn
         super().__init__(
             *members,
+            p=p if self._stacks else None,
+            sample_from_all=sample_from_all,
+            num_buffer_sampled=num_buffer_sampled,
             batch_size=batch_size,
             transform=transform,
             collate_fn=collate_fn,
@@ -137,13 +153,15 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
         Args:
             sampler: a :class:`~gfn_rb.buffers.merged_sampler.MergedSampler` with one sampler for
-                each member.
+                each member, or a ``SamplerEnsemble`` if batches are stacked.
         """
+        kind = SamplerEnsemble if self._stacks else MergedSampler
         k, came = len(self._rbs), type(sampler).__name__
-        parts = member_samplers(sampler) if isinstance(sampler, MergedSampler) else []
+        fits = isinstance(sampler, kind) and isinstance(sampler, MergedSampler) != self._stacks
+        parts = member_samplers(sampler) if fits else []
         if len(parts) != k:
-            came += f" of {len(parts)}" if parts else ""
-            raise ArgumentError(f"sampler must be a MergedSampler of {k} samplers, got {came}")
+            came += f" of {len(parts)}" if fits else ""
+            raise ArgumentError(f"sampler must be a {kind.__name__} of {k} samplers, got {came}")
         for i, part in enumerate(parts):
             require_kind(f"sampler of member {i}", part, Sampler)
         former = super().set_sampler(sampler)
@@ -153,12 +171,16 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
         ensemble = super()._maybe_make_sampler(sampler)
+        if self._stacks:
+            return ensemble
         return MergedSampler(*member_samplers(ensemble), p=self._shares)
 
     # Sampling.
 
     @outside_graph
     def _sample(self, batch_size: int) -> tuple[Any, Any]:
+        if self._stacks or self._sampler.stacks(self._storage):
+            return self._stacked(batch_size)
         with self._locked():
             drawn, known = self._sampler.sample(self._storage, batch_size)
             rows = self._rows(drawn)
@@ -171,6 +193,17 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         # Rows of a device cannot be pinned, and without CUDA there is no use for it.
         pins = self._pin_memory and torch.cuda.is_available() and index.is_cpu
         return (rows.pin_memory() if pins else rows), info
+
+    def _stacked(self, batch_size: int) -> tuple[Any, Any]:
+        """Sample as TorchRL's ensemble does."""
+        batch, info = super()._sample(batch_size)
+        member = info[INDEX, BUFFER_IDS]
+        if isinstance(batch, LazyStackedTensorDict):
+            rows = [dict(each.exclude(*_TAGS).items(True, True)) for each in batch.unbind(0)]
+            require_alike(rows, member[:, 0].tolist(), in_shape=False)
+        if isinstance(batch, TensorDictBase):
+            batch.set(BUFFER_ID, member)
+        return batch, info
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -234,7 +267,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             data: flat batch, or rows of one, with ``buffer_id`` and ``index``.
 
         Raises:
-            ShapeError: the batch is not flat.
+            ShapeError: the batch is stacked.
         """
         if data.ndim != 1:
             raise ShapeError(f"data must have batch size [n], got {list(data.batch_size)}")
@@ -253,7 +286,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         members = chosen_members(index, len(self._rbs))
         if isinstance(members, int):
             return self._rbs[members]
-        p = self._sampler.p
+        p, sampler = self._sampler.p, self._sampler
         return type(self)(
             *(self._rbs[i] for i in members),
             p=p[members] if isinstance(p, Tensor) else p,
@@ -262,6 +295,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             collate_fn=self._join,
             collate_fns=[self._collate_fns[i] for i in members],
             generator=self._rng,
+            sample_from_all=self._stacks and sampler.sample_from_all,
+            num_buffer_sampled=sampler.num_buffer_sampled if self._stacks else None,
         )
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
@@ -19,9 +19,10 @@ from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
     EmptyBufferError,
+    KeyMismatchError,
     ShapeError,
 )
-from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX
+from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
@@ -29,10 +30,12 @@ from gfn_rb.samplers.base import require
 from gfn_rb.shapes import Int64
 from gfn_rb.torchrl_compat import (
     UNKNOWN_GENERATION,
+    all_slots,
     attached_generations,
     member_storages,
     new_tensordict,
     set_attached_generations,
+    set_ensemble_generator,
 )
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
@@ -87,12 +90,23 @@ class MergedSampler(SamplerEnsemble):
             value = _shares(value, len(self._samplers))
         self._p = value
 
+    def stacks(self, storage: StorageEnsemble) -> bool:
+        """Return whether batches stay stacked by member, [k, n / k], as TorchRL's do.
+
+        So it is with weights and rows of different keys, not all of which have a log-reward.
+        """
+        if isinstance(self._p, str):
+            return False
+        kinds = [keys for each in member_storages(storage) if (keys := _stored_keys(each))]
+        alike = all(keys == kinds[0] for keys in kinds)
+        return not alike and not all(LOG_REWARD in keys for keys in kinds)
+
     def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
         """Draw a batch of rows.
 
         Returns:
-            ``buffer_ids`` and ``index`` of each row, both int64 [n], and what is known of the
-            draws, such as ``draw_log_prob`` [n].
+            ``buffer_ids`` and ``index`` of each row, both int64 [n], or [k] and [k, n / k] where
+            :meth:`stacks` says so; and what is known of the draws, such as ``draw_log_prob`` [n].
         """
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
@@ -100,6 +114,8 @@ class MergedSampler(SamplerEnsemble):
             raise EmptyBufferError(f"cannot draw {batch_size} items: all members are empty")
         if isinstance(self._p, str) and self._p == "mass":
             return self._by_mass(member_storages(storage), batch_size)
+        if self.stacks(storage):
+            return self._stacked(storage, batch_size)
         return self._by_member(member_storages(storage), batch_size)
 
     def can_sample(self, storage: StorageEnsemble, batch_size: int) -> bool:
@@ -108,6 +124,8 @@ class MergedSampler(SamplerEnsemble):
         if n_rows == 0 or isinstance(self._p, str):
             strict = self._p == "mass" and self._samplers[0].replacement is False
             return n_rows >= (batch_size if strict else 1)
+        if self.stacks(storage) and batch_size % len(self._samplers):
+            return False
         return bool(self._weights(member_storages(storage)).any())
 
     # Drawing.
@@ -171,6 +189,18 @@ class MergedSampler(SamplerEnsemble):
             return sizes
         weights = torch.ones_like(sizes) if self._p is None else self._p.to(sizes)
         return weights.where(sizes > 0, 0.0)
+
+    def _stacked(self, storage: StorageEnsemble, n: int) -> RowsOfMembers:
+        k = len(self._samplers)
+        if n % k:
+            raise KeyMismatchError(
+                f"the {k} members store rows of different keys, so that batches are stacked by "
+                f"member: batch_size must be a multiple of {k}, got {n}"
+            )
+        # TorchRL's own way, but for empty members, which it would draw from and fail.
+        ensemble = SamplerEnsemble(*self._samplers, p=self._weights(member_storages(storage)))
+        set_ensemble_generator(ensemble, self._rng)
+        return ensemble.sample(storage, n)
 
     # State: the shares, beside that of the members.
 
@@ -258,6 +288,11 @@ def _shared_info(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, A
         if all(isinstance(value, Tensor) and value.shape[:1] == (n,) for value, n in pairs):
             known[key] = groups.join(values)
     return known
+
+
+def _stored_keys(storage: Storage) -> set[NestedKey]:
+    stored = all_slots(storage) if len(storage) else None
+    return set(stored.keys(True, True)) - {INDEX} if isinstance(stored, TensorDictBase) else set()
 
 
 def _shares(weights: Sequence[float | int] | Tensor, k: int) -> Tensor:

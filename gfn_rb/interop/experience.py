@@ -286,7 +286,7 @@ class ExperienceMemory:
         Raises:
             CheckpointError: the disk refuses.
         """
-        save_checkpoint(fspath(path) + _SUFFIX, self.memory, **self._counters())
+        self._save(fspath(path) + _SUFFIX)
 
     def load(self, path: str | PathLike[str]) -> None:
         """Restore what :meth:`save` saved, the size of the memory included.
@@ -295,18 +295,23 @@ class ExperienceMemory:
             CheckpointError: there is no such file, it is damaged, or not one of :meth:`save`. The
                 memory is then as it was.
         """
-        file = fspath(path) + _SUFFIX
+        self._load(fspath(path) + _SUFFIX)
+
+    # Within.
+
+    def _counters(self) -> dict[str, Any]:
+        return {"buffer_size": self.buffer_size, "data_size": len(self), "pointer": self.pointer}
+
+    def _save(self, file: str) -> None:
+        save_checkpoint(file, self.memory, **self._counters())
+
+    def _load(self, file: str) -> None:
         counters = load_state(file)
         if counters.keys() != self._counters().keys():
             raise CheckpointMismatchError(f"{file} was not saved by an ExperienceMemory")
         memory = self._made(counters["buffer_size"])
         load_checkpoint(file, memory)
         self._hold(memory)
-
-    # Within.
-
-    def _counters(self) -> dict[str, Any]:
-        return {"buffer_size": self.buffer_size, "data_size": len(self), "pointer": self.pointer}
 
     def _made(self, buffer_size: int) -> TensorDictReplayBuffer:
         as_count("buffer_size", buffer_size)

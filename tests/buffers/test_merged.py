@@ -1,10 +1,13 @@
 import copy
+import doctest
 import pickle
 import threading
 
 import numpy as np
 import pytest
 import torch
+import torchrl.data
+import torchrl.envs
 from buffers.merging import member, merged
 from factories import rows, seeded
 from tensordict import tensorclass
@@ -37,6 +40,22 @@ from gfn_rb.writers import FIFOWriter
 LOG_REWARDS = [[0.0, 1.0, 2.0], [], [1.5] * 5]
 
 
+class Resize(Transform):
+    """What the example needs of torchvision's, which need not be installed."""
+
+    def __init__(self, width, in_keys, out_keys=None):
+        super().__init__(in_keys=in_keys, out_keys=in_keys if out_keys is None else out_keys)
+        self.width = width
+
+    def _apply_transform(self, image):
+        flat = image.reshape(-1, *image.shape[-3:])
+        resized = torch.nn.functional.interpolate(flat, size=(self.width, self.width))
+        return resized.reshape(*image.shape[:-2], self.width, self.width)
+
+    def forward(self, tensordict):
+        return self._call(tensordict)
+
+
 class Marks(Transform):
     """Writes a number into the rows it sees on their way out."""
 
@@ -46,6 +65,29 @@ class Marks(Transform):
 
     def forward(self, tensordict):
         return tensordict.set(self.key, torch.full(tensordict.batch_size, self.value))
+
+
+def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
+    monkeypatch.setattr(torchrl.data, "ReplayBufferEnsemble", MergedReplayBuffer)
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):  # missing, or built for another torch
+        monkeypatch.setattr(torchrl.envs, "Resize", Resize)
+    example = doctest.script_from_examples(ReplayBufferEnsemble.__doc__)
+    assert "rb.sample(10)" in example
+    assert example.count("torch.Size([2, 5, 3, 32, 32])") == 2
+    names = {}
+    exec(example, names)
+    assert isinstance(names["rb"], MergedReplayBuffer)
+    assert capsys.readouterr().out.startswith("MergedReplayBuffer(")
+    for _ in range(5):  # which members are drawn is up to p
+        sample = names["rb"].sample(10)
+        assert sample["buffer_id"].shape == (2, 5)
+        assert (sample["buffer_id"] == sample["buffer_id"][:, :1]).all()
+    with pytest.raises(KeyMismatchError, match=r"2 members store rows of different keys.*got 7"):
+        names["rb"].sample(7)
+    names["rb"].sampler.p = "size"  # never stacks
+    assert names["rb"].sample(7)["renamed"].shape == (7,)
 
 
 # Flat batches.
@@ -124,10 +166,17 @@ def test_transforms_of_members_and_of_the_whole():
     assert rb.sample(1)["y"].tolist() == [1]
 
 
-@pytest.mark.parametrize("name", ["sample_from_all", "num_buffer_sampled"])
-def test_arguments_that_stack_batches_are_refused(name):
-    with pytest.raises(ArgumentError, match=f"{name} must not be given, as batches are flat"):
-        MergedReplayBuffer(member(), member(), **{name: 1})
+@pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
+def test_torchrls_own_arguments_stack_batches(options):
+    rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), **options)
+    assert type(rb.sampler) is SamplerEnsemble
+    batch = rb.sample(6)
+    assert batch.batch_size == (2, 3)
+    assert torch.equal(batch["buffer_id"], batch["log_reward"].long())
+    assert torch.equal(batch["buffer_id"], batch["index", "buffer_ids"])
+    assert rb[0:2].sample(4).batch_size == (2, 2)
+    with pytest.raises(ArgumentError, match=r"stack batches by member.*got 'mass'"):
+        MergedReplayBuffer(member(), member(), p="mass", **options)
 
 
 def test_it_is_made_of_components_too():

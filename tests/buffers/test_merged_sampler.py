@@ -210,6 +210,10 @@ def test_another_sampler_takes_over_with_the_buffers_generator():
         draws.append(rb.sample(30))
     assert set(draws[0]["buffer_id"].tolist()) == {0, 1}
     assert (draws[0] == draws[1]).all()
+    members = [member([0.0, 1.0]), member([2.0, 2.0])]
+    stacked = MergedReplayBuffer(*members, p=None, sample_from_all=True)
+    stacked.set_sampler(SamplerEnsemble(*parts[:2], sample_from_all=True))
+    assert stacked.sample(4).shape == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -219,10 +223,11 @@ def test_another_sampler_takes_over_with_the_buffers_generator():
         ("mass", SamplerEnsemble, r"got SamplerEnsemble$"),
         ("mass", lambda *parts: MergedSampler(parts[0]), r"got MergedSampler of 1$"),
         ("size", lambda a, _: MergedSampler(a, 3, p="size"), "of member 1 must be a Sampler, got"),
+        (None, MergedSampler, r"a SamplerEnsemble of 2 samplers, got MergedSampler$"),
     ],
 )
 def test_a_sampler_that_cannot_take_over_is_named(p, make, message, unchecked):
-    rb = MergedReplayBuffer(member([0.0, 1.0]), member([2.0]), p=p)
+    rb = MergedReplayBuffer(member([0.0, 1.0]), member([2.0]), p=p, sample_from_all=p is None)
     before = rb.sampler
     with pytest.raises(ArgumentError, match=message):
         rb.set_sampler(make(SoftmaxRewardSampler(), SoftmaxRewardSampler()))

@@ -1,11 +1,10 @@
-"""ObjectRL's replay buffer: its file, and what it draws."""
+"""ObjectRL's replay buffer: its counters, its files, and what it draws."""
 
-import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
-from gfn_rb.errors import CheckpointError
+from gfn_rb import ExperienceMemory
 from gfn_rb.interop.objectrl import ReplayBuffer
 
 CPU = torch.device("cpu")
@@ -54,16 +53,68 @@ def test_batches_are_those_of_objectrls_buffer_and_so_are_later_random_numbers()
     assert all(ours.equal(plain) for ours, plain in pairs)
 
 
-def test_contents_are_restored_and_files_without_are_refused(tmp_path) -> None:
+def test_counters_can_be_set_and_are_counted_on() -> None:
+    buffer = ReplayBuffer(CPU, CPU, 10)
+    buffer.add_batch(rows(6))
+    assert (buffer.data_size, buffer.size, buffer.pointer, len(buffer)) == (6, 6, 6, 6)
+    buffer.data_size, buffer.pointer = 4, 9
+    assert (buffer.data_size, buffer.size, buffer.pointer, len(buffer)) == (4, 4, 9, 4)
+    assert buffer.sample_all()["obs"][:, 0].tolist() == [0, 1, 2, 3]
+    assert buffer.calculate_num_batches(3) == 2
+    buffer.add(rows(1)[0])
+    assert (buffer.data_size, buffer.pointer) == (5, 0)
+    buffer.add_batch(rows(8))
+    assert (buffer.data_size, buffer.pointer) == (10, 8)
+    buffer.buffer_size = 3
+    buffer.reset()
+    assert (buffer.data_size, buffer.pointer, buffer.buffer_size) == (0, 0, 3)
+    buffer.add_batch(rows(5))
+    assert buffer.sample_all()["obs"][:, 0].sort().values.tolist() == [2, 3, 4]
+
+
+def test_contents_are_restored(tmp_path) -> None:
+    buffer, path = ReplayBuffer(CPU, CPU, 10), str(tmp_path / "buffer")
+    buffer.add_batch(rows(6))
+    buffer.add_batch(rows(8, 6))
+    buffer.data_size, buffer.buffer_size = 2, 99
+    buffer.save(path)
+    assert buffer.data_size == 2
+    fresh = ReplayBuffer(CPU, CPU, 3)
+    fresh.load(path)
+    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 10, 4)
+    buffer.data_size, buffer.buffer_size = 10, 10
+    for each in (buffer, fresh):
+        each.add(rows(1, 50)[0])
+    assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
+
+
+def test_objectrl_can_load_what_is_saved(tmp_path) -> None:
     buffer, path = ReplayBuffer(CPU, CPU, 10), tmp_path / "buffer"
     buffer.add_batch(rows(6))
     buffer.add_batch(rows(8, 6))
     buffer.save(str(path))
+    metadata = torch.load(f"{path}.metadata")  # as ObjectRL does
+    counters = {name: metadata[name] for name in ("buffer_size", "data_size", "pointer")}
+    assert counters == {"buffer_size": 10, "data_size": 10, "pointer": 4}
+    (tmp_path / "buffer.metadata").unlink()  # killed before it was written
     fresh = ReplayBuffer(CPU, CPU, 3)
     fresh.load(str(path))
     assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
+    torch.save(counters, f"{path}.metadata")  # ObjectRL saves over it
+    fresh = ReplayBuffer(CPU, CPU, 3)
+    fresh.load(str(path))
+    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 10, 4)
+    assert len(fresh.memory) == 0
+    ExperienceMemory(CPU, CPU, 5).save(path)
+    fresh.load(path)
+    assert (fresh.buffer_size, len(fresh)) == (5, 0)
+
+
+def test_files_of_objectrls_set_the_counters(tmp_path) -> None:
     counters = {"buffer_size": 20, "data_size": 6, "pointer": 3}
-    torch.save(counters, f"{path}.metadata")  # as ObjectRL does
-    with pytest.raises(CheckpointError, match=r"buffer\.metadata"):
-        fresh.load(str(path))
-    assert (fresh.buffer_size, fresh.data_size, fresh.size, fresh.pointer) == (10, 10, 10, 4)
+    torch.save(counters, tmp_path / "theirs.metadata")
+    buffer = ReplayBuffer(CPU, CPU, 10)
+    buffer.add_batch(rows(8))
+    buffer.load(str(tmp_path / "theirs"))
+    assert (buffer.buffer_size, buffer.data_size, buffer.pointer) == (20, 6, 3)
+    assert len(buffer.sample_all()) == 6
