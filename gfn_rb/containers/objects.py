@@ -12,7 +12,7 @@ from torch import Tensor
 from gfn_rb.containers.convert import require_lengths
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, STATE
-from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import entry_of
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gfn_rb.shapes import Shaped
+from gfn_rb.shapes import Int64, Shaped
+
+_VIEWS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def flat_rows(rows: Shaped[Tensor, "n *S"]) -> Shaped[Tensor, "n d"]:
@@ -45,3 +47,16 @@ def plain_bytes(value: Tensor) -> memoryview:
     plain = value.detach().as_subclass(Tensor).resolve_conj().resolve_neg().cpu().contiguous()
     # Strides of contiguous tensors mean nothing, and can be anything, in dimensions of one.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
+    """Return integers that are equal exactly where the numbers are, flat."""
+    rows = flat_rows(rows)
+    if not rows.is_floating_point():
+        return rows.to(torch.int64)
+    bits = (rows + 0.0).view(_VIEWS[rows.element_size()]).to(torch.int64)  # -0.0 becomes 0.0
+    if rows.element_size() < 8:
+        return bits
+    # Short numbers have all their bits at the upper end. They are shifted without the sign, which
+    # would make a number like the one of opposite bits.
+    return bits ^ ((bits >> 32) & 0xFFFFFFFF)

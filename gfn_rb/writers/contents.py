@@ -18,7 +18,7 @@ from torch import Tensor
 from gfn_rb.arguments import kind_of
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.keys import length_key, mask_key
-from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.torchrl_compat import entry_of
 

@@ -16,8 +16,7 @@ from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
-from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.flat import equal_bits, flat_rows
 from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage, slots_to_allocate, stored_rows

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import ActionBatch, Flags, Float, Int64, Integers, Shaped, StateBatch
 
 

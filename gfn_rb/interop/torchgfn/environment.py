@@ -16,8 +16,7 @@ from gfn_rb.arguments import require_kind
 from gfn_rb.envs.checks import check_env
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.flat import equal_bits, flat_rows
 from gfn_rb.rollout.outputs import StateModule
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, StateBatch
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.near.hashing import equal_bits
+from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import Int64, Shaped
 
 Pairs = tuple[Tensor, Tensor]  # int64, of one length

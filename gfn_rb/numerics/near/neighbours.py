@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.numerics.near.distances import Distance, rough_distances, within
-from gfn_rb.numerics.near.hashing import equal_bits
 from gfn_rb.numerics.near.index import Duplicates, NearIndex, Pairs, PreparedRows, row_bytes
 from gfn_rb.shapes import Int64, Shaped
 

@@ -14,21 +14,18 @@ each manager, of which about K/m are among the best of all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
+from xxhash import xxh3_64_intdigest
 
 from gfn_rb.containers.objects import state_columns
 from gfn_rb.keys import INDEX
-from gfn_rb.numerics.near.hashing import RowHash
 from gfn_rb.shapes import Int64, Rows
 
 _BATCH = 4096  # rows that are read, or sent again, at a time
-_SEED = 0x5EED  # the same at all ranks
-_hasher = lru_cache(64)(RowHash)
 
 
 def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarray, "n"]:
@@ -36,10 +33,11 @@ def owners(rows: Rows, managers: Sequence[int], turn: int = 0) -> Int64[np.ndarr
     columns = state_columns(rows) if len(managers) > 1 else None
     if columns is None:
         return np.full(len(rows), managers[turn % len(managers)])
-    number = _hasher(columns.shape[1], 1, _SEED)(columns)[:, 0].numpy()
+    contents = columns.cpu().contiguous().numpy()
+    number = np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, len(contents))
     ranks = np.asarray(managers)
     seed = _mixed(ranks.astype(np.uint64) + np.uint64(1))
-    return ranks[_mixed(number.astype(np.uint64)[:, None] ^ seed).argmax(1)]
+    return ranks[_mixed(number[:, None] ^ seed).argmax(1)]
 
 
 def shares(
