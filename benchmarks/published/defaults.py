@@ -79,7 +79,7 @@ _ROWS = (
     replace(_of("grid_4d_16", 48_000, batch_size=16), title="deceptive grid, 4-d, height 16"),
     _of("grid_4d", 96_000, batch_size=16),
     _of("grid_2d", 48_000, batch_size=16),
-    _of("tfbind8", 32_000),
+    replace(_of("tfbind8", 32_000), title="TFBind8 (328 published modes)"),
     _new("qm9", "QM9 strings (805 modes)", QM9StringsConfig(), 32_000, 805),
     *_RNAS,
     _of("bit_sequence", 100_000, batch_size=16),

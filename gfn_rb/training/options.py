@@ -395,9 +395,9 @@ class GeneralOptions:
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
     state is terminating), or flow matching."""
     regression: RegressionName = "auto"
-    """Cost of a residual: its square, or Linex, exponential where the flow is too small and linear
-    where it is too large, which finds rare objects sooner. auto is squared with fm, whose residuals
-    have no sign, else linex."""
+    """Cost of a residual: its square, or Linex, steeper where the flow is too small than where it
+    is too large, which finds rare objects sooner. auto is squared with fm, whose residuals have no
+    sign, else linex."""
     linex_alpha: PositiveFloat = 0.5
     """Asymmetry of Linex. Near 0 it approaches half the square; 1 finds rare objects sooner still,
     and fits the target later."""
