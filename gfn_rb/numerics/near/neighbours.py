@@ -243,7 +243,7 @@ class Pivots(AllPairs):
         super().write(slot, prepared, length)
         if length >= max(_FEWEST, 2 * self._chosen_for):
             self._choose()
-        elif len(self._pivots):
+        elif len(self._pivots) and len(slot):
             self._pivot[slot], self._radius[slot] = prepared.key, prepared.place.amin(1)
             self._filed.file(slot.tolist(), prepared.key.tolist())
             self._filed.length = length
