@@ -94,7 +94,7 @@ def inspection(path: Path) -> Lines:
         yield from _checkpoint_lines(folder.checkpoint)
 
 
-def number(value: int | float | None) -> str:
+def number(value: Any) -> str:
     """Return a number as it is shown, "" where there is none."""
     if value is None:
         return ""

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.errors import (
@@ -53,9 +53,6 @@ from gfn_rb.training.trainer import Hooks, Trainer, run_secret
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
 from gfn_rb.transports.launch import Launch, end_at_exit, end_process, is_fault_tolerant
-
-if TYPE_CHECKING:
-    from gfn_rb.training.report import OtherRanks
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +262,7 @@ def _train(
     return RankEnd(result.stopped_by, own, frozenset(coordinator.lost), hanging)
 
 
-def _other_ranks(known: RankCoordinator) -> OtherRanks | None:
+def _other_ranks(known: RankCoordinator) -> Any:  # OtherRanks, or None
     """Return what the ranks that train did together; None where there was but one."""
     from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
 
