@@ -9,22 +9,16 @@ from gfn_rb.envs import HyperGrid
 from gfn_rb.losses import linex
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
 @pytest.mark.parametrize("residual", [-9.5, -2.0, -1e-2, 0.0, 1e-2, 3.0, 200.0])
-def test_by_hand(residual):
-    """g(t) = exp(t) - t - 1 and g'(t) = exp(t) - 1 at t = -residual."""
+def test_by_hand(residual, alpha):
+    """alpha^2 g = exp(u) - u - 1 and alpha g' = exp(u) - 1 at u = -alpha residual."""
     given = torch.tensor(residual, dtype=torch.float64, requires_grad=True)
-    cost = linex(given)
+    cost = linex(given, alpha)
     cost.backward()
-    t = -residual
-    assert cost.item() == pytest.approx(math.exp(t) - t - 1, abs=1e-12)
-    assert given.grad.item() == pytest.approx(1 - math.exp(t), abs=1e-12)
-
-
-@pytest.mark.parametrize("residual", [-39.0, -2.0, 0.0, 3.0])
-def test_alpha_scales_the_residual_and_keeps_the_curvature(residual):
-    t = -0.25 * residual
-    cost = linex(torch.tensor(residual, dtype=torch.float64), alpha=0.25)
-    assert cost.item() == pytest.approx(16 * (math.exp(t) - t - 1), rel=1e-12, abs=1e-12)
+    u = -alpha * residual
+    assert cost.item() == pytest.approx((math.exp(u) - u - 1) / alpha**2, abs=1e-12)
+    assert given.grad.item() == pytest.approx((1 - math.exp(u)) / alpha, abs=1e-12)
 
 
 @pytest.mark.parametrize("residual", [-2.5, -100.0, -1e6])

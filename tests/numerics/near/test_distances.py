@@ -64,11 +64,8 @@ def test_greedy_keeps_what_going_through_one_by_one_keeps(n, data):
     assert greedy(n, better, worse).nonzero()[:, 0].tolist() == kept
 
 
-def test_both_zeros_are_equal():
+def test_both_zeros_are_equal_and_numbers_of_opposite_bits_differ():
     assert torch.equal(*equal_bits(torch.tensor([[0.0], [-0.0]])))
-
-
-def test_numbers_of_opposite_bits_differ():
     number = torch.tensor([2.0, 1.0, 1e-300], dtype=torch.float64)
     opposite = (~number.view(torch.int64)).view(torch.float64)
     assert opposite[0] == -1.9999999999999998

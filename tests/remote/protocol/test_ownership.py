@@ -41,11 +41,6 @@ def test_rows_that_were_compact_keep_their_owner(env, mode):
     assert owners(again, [3, 4, 7]).tolist() == owners(rows, [3, 4, 7]).tolist()
 
 
-def test_conditions_are_part_of_an_object():
-    rows = objects([7] * 64).set("condition", torch.arange(64.0)[:, None])
-    assert len(np.unique(owners(rows, [0, 1, 2]))) == 3
-
-
 @pytest.mark.parametrize("n", [2, 3, 5, 16])
 def test_shares_are_even_and_only_those_of_who_leaves_move(n):
     rows, managers = objects(range(20_000)), [*range(10, 10 + n)]
