@@ -138,13 +138,13 @@ def summary(row: Row, results: Sequence[Result]) -> str:
 
 
 def typical(figure: Figure, results: Sequence[Result]) -> str:
-    """Return mean and standard deviation over the runs, or their median and range."""
+    """Return mean and standard deviation over the runs, if several, or their median and range."""
     values = [result.figures[figure.key] for result in results]
     if figure.is_median:
         ends = f"{min(values):,.{figure.digits}f} to {max(values):,.{figure.digits}f}"
         return f"{median(values):,.{figure.digits}f} (median of {len(values)}, {ends})"
-    spread = stdev(values) if len(values) > 1 else 0.0
-    return f"{mean(values):,.{figure.digits}f} ± {spread:,.{figure.digits}f}"
+    spread = f" ± {stdev(values):,.{figure.digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):,.{figure.digits}f}{spread}"
 
 
 def is_met(figure: Figure, results: Sequence[Result]) -> bool:
