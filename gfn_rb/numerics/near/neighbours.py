@@ -212,7 +212,7 @@ class Pivots(AllPairs):
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Measure how far rows lie from the pivots; see :meth:`NearIndex.prepare`."""
-        if not len(self._pivots) or not len(rows):
+        if not len(self._pivots):
             return super().prepare(rows)
         assert isinstance(self.p, float)
         reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
@@ -221,7 +221,7 @@ class Pivots(AllPairs):
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        if not len(self._pivots) or not len(prepared.rows):
+        if not len(self._pivots):
             return super().near(prepared)
         # The triangle inequality, twice: if d(q, x) <= c and p is x's nearest pivot, then for the
         # pivot o nearest to q, d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
@@ -243,7 +243,7 @@ class Pivots(AllPairs):
         super().write(slot, prepared, length)
         if length >= max(_FEWEST, 2 * self._chosen_for):
             self._choose()
-        elif len(self._pivots) and len(slot):
+        elif len(self._pivots):
             self._pivot[slot], self._radius[slot] = prepared.key, prepared.place.amin(1)
             self._filed.file(slot.tolist(), prepared.key.tolist())
             self._filed.length = length
