@@ -142,9 +142,21 @@ class _RowAccess(TensorStorage):
 class RowTensorStorage(_RowAccess, LazyTensorStorage):
     """A ``LazyTensorStorage`` that reads and writes batches of rows in less time.
 
-    Presets use it unless they are given a storage. Options, content and files are those of
+    Presets use it unless they are given a storage. Content and files are those of
     ``LazyTensorStorage``. Words and other objects, several dimensions, and slices, masks and lists
     as indices are handled by TorchRL.
+
+    Args:
+        max_size: number of rows, at least 1.
+        device: device of the rows. "auto" takes that of the first batch.
+        ndim: number of leading dimensions that count as rows. The writers of gfn_rb need 1.
+        compilable: whether ``torch.compile`` may trace it. It cannot be shared between processes
+            then.
+        consolidated: whether the first batch lays all rows out in one block of memory.
+        shared_init: whether several processes may write the first batch. One lays the rows out, and
+            the others wait for it.
+        cleanup_memmap: with ``shared_init``, whether rows are in memory and the temporary file is
+            deleted.
     """
 
 
@@ -190,7 +202,20 @@ class EncodedStorage(RowTensorStorage):
 class RowMemmapStorage(_RowAccess, LazyMemmapStorage):
     """A ``LazyMemmapStorage`` that reads and writes batches of rows in less time.
 
-    Options, content and files are those of ``LazyMemmapStorage``; see :class:`RowTensorStorage`.
+    Content and files are those of ``LazyMemmapStorage``.
+
+    Args:
+        max_size: number of rows, at least 1.
+        scratch_dir: folder of the files. Default: a temporary folder.
+        device: device of the rows, "cpu". None takes that of the first batch.
+        ndim: number of leading dimensions that count as rows. The writers of gfn_rb need 1.
+        compilable: whether ``torch.compile`` may trace it. It cannot be shared between processes
+            then.
+        existsok: whether existing files may be overwritten. Otherwise they raise an error.
+        shared_init: whether several processes may write the first batch. One lays the rows out, and
+            the others wait for it.
+        auto_cleanup: whether the files are deleted when the process ends. Default: only in a
+            temporary folder.
     """
 
 

@@ -83,8 +83,19 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             the members theirs, and merged draws use PyTorch's global generator.
         sample_from_all: whether to draw n / k rows from each member, stacked; needs equal weights.
         num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked.
-        **kwargs: keywords of ``ReplayBufferEnsemble``, such as ``prefetch``, ``shared`` and
-            ``storages``.
+        **kwargs: keywords below.
+
+    Keyword Args:
+        prefetch: number of batches to draw ahead, at least 0; above 0 needs ``batch_size``.
+            Default: 0.
+        pin_memory: whether drawn rows are placed in pinned memory. Default: False.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        collate_fns: one callable per member, applied to its rows. Default: those of the members.
+        storages: ensemble of storages, with ``samplers`` and ``writers``, instead of members.
+            Default: None.
+        samplers: ensemble of samplers. Default: None.
+        writers: ensemble of writers. Default: None.
+        delayed_init: whether to set the buffer up when it is first used. Default: None, no.
 
     Raises:
         ArgumentError: ``p`` does not fit the members, or a member is an ensemble.

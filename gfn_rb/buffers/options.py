@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from inspect import cleandoc
+from typing import Any, Literal, TypeVar
 
 import torch
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
@@ -16,6 +17,8 @@ from gfn_rb.buffers.compact import Environment, StateForm
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
+
+P = TypeVar("P", bound=Callable[..., Any])
 
 
 class BufferOptions(TypedDict, total=False):
@@ -101,3 +104,11 @@ class BufferOptions(TypedDict, total=False):
     service_backend_options: dict[str, Any] | None
     transport: Literal["auto", "direct", "ray", "distributed"]
     transport_options: dict[str, Any] | None
+
+
+def with_options(preset: P) -> P:
+    """Describe every option in the docstring of a preset, as ``help`` shows it."""
+    options = cleandoc(BufferOptions.__doc__ or "").partition("Attributes:\n")[2]
+    text = cleandoc(preset.__doc__ or "")
+    preset.__doc__ = text.replace("\nRaises:\n", f"\nKeyword Args:\n{options}\n\nRaises:\n")
+    return preset

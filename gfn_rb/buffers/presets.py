@@ -30,7 +30,7 @@ from gfn_rb.arguments import (
     require_kind,
 )
 from gfn_rb.buffers.compact import CompactRows
-from gfn_rb.buffers.options import BufferOptions
+from gfn_rb.buffers.options import BufferOptions, with_options
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.tracked import TrackedReplayBuffer
 from gfn_rb.buffers.transforms import (
@@ -55,6 +55,7 @@ _GROUP_OPTIONS = ("group", "per_group", "evict")
 _STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
 
 
+@with_options
 def reward_prioritized_buffer(
     capacity: int,
     *,
@@ -93,8 +94,7 @@ def reward_prioritized_buffer(
             come, which requires batches of one length.
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
-        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
-            ``generator``.
+        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -107,6 +107,7 @@ def reward_prioritized_buffer(
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
+@with_options
 def diverse_buffer(
     capacity: int,
     *,
@@ -149,8 +150,7 @@ def diverse_buffer(
             come, which requires batches of one length.
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
-        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
-            ``generator``.
+        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -162,6 +162,7 @@ def diverse_buffer(
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
+@with_options
 def fifo_buffer(
     capacity: int,
     *,
@@ -186,8 +187,7 @@ def fifo_buffer(
             come, which requires batches of one length.
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
-        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
-            ``generator``.
+        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -209,6 +209,7 @@ def recent_writer(
     return kind(unique, on_duplicate, **limit)
 
 
+@with_options
 def terminating_state_buffer(
     capacity: int,
     *,
@@ -237,8 +238,7 @@ def terminating_state_buffer(
         writer: writer to use instead of one that keeps the highest rewards; ``unique`` and
             ``on_duplicate`` are then ignored.
         sampler: sampler to use instead of draws in proportion to the reward.
-        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
-            ``generator``.
+        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -251,6 +251,7 @@ def terminating_state_buffer(
     return build(capacity, writer, sampler, [rows], **_without_paths(options))
 
 
+@with_options
 def transition_buffer(
     capacity: int,
     *,
@@ -277,8 +278,7 @@ def transition_buffer(
             an episode neighbouring ranks.
         keep: ``["log_prob"]`` stores the log-probabilities. They are dropped by default, because
             the policy that made them changes.
-        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
-            ``generator``.
+        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -287,6 +287,7 @@ def transition_buffer(
     return _row_buffer(capacity, writer, sampler, rows, options)
 
 
+@with_options
 def state_buffer(
     capacity: int,
     *,
@@ -306,8 +307,7 @@ def state_buffer(
             that ranks needs ``key="episode_log_reward"``.
         sampler: sampler to use instead of draws in proportion to the reward of the episode. A
             sampler by reward needs ``key="episode_log_reward"``.
-        **options: :class:`~gfn_rb.buffers.BufferOptions`, such as ``storage``, ``batch_size`` and
-            ``generator``.
+        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
 
     Raises:
         ArgumentError: an option has a value that is not allowed; the message names it.
@@ -394,6 +394,7 @@ def _group_options(options: Any) -> dict[str, Any]:
     return {name: options.pop(name) for name in _GROUP_OPTIONS if name in options}
 
 
+@with_options
 def _row_buffer(
     capacity: int,
     writer: Writer | None,

@@ -73,11 +73,11 @@ class RateLimiter:
         return self.samples_per_insert * inserts - samples
 
     def may_insert(self, inserts: int, samples: int) -> bool:
-        """Return whether rows may be offered; see :meth:`deficit`."""
+        """Return whether rows may be offered, by the numbers of rows offered and drawn so far."""
         return inserts < self.min_size or self.deficit(inserts, samples) <= self.tolerance
 
     def may_sample(self, inserts: int, samples: int) -> bool:
-        """Return whether rows may be drawn; see :meth:`deficit`."""
+        """Return whether rows may be drawn, by the numbers of rows offered and drawn so far."""
         return inserts >= self.min_size and self.deficit(inserts, samples) > -self.tolerance
 
     def wait(

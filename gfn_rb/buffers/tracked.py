@@ -124,7 +124,19 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
             at least 0. Older rows are removed, and rejected when offered. Rows need a
             ``policy_version``. Another row takes the slot of a removed one, and a
             :class:`~gfn_rb.PrioritySampler` treats it as new.
-        **options: keywords of ``TensorDictReplayBuffer``.
+        **options: keywords below, and the rarer ones of a ``ReplayBuffer``.
+
+    Keyword Args:
+        storage: storage of the rows. Default: a ``ListStorage`` of 1,000 rows.
+        sampler: sampler. Default: uniform, with replacement.
+        writer: writer. Default: round robin.
+        transform: ``Transform`` or callable, applied to added and drawn rows. Default: None.
+        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
+            requires ``sample(n)``.
+        prefetch: number of batches to draw ahead, at least 0. Default: 0.
+        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
+        shared: whether several processes use the buffer, which needs a lock. Default: False.
+        priority_key: entry of a batch that holds new priorities. Default: "td_error".
 
     Attributes:
         statistics: the counts, a :class:`~gfn_rb.buffers.ReplayStatistics`.
@@ -174,7 +186,11 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
             self.statistics.count_ages(version)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Return whether a batch can be drawn now, without waiting."""
+        """Return whether a batch can be drawn now, without waiting.
+
+        Args:
+            batch_size: number of rows. Default: the batch size of the buffer.
+        """
         limiter = self.rate_limiter
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
         return in_turn and super().can_sample(batch_size)
@@ -205,7 +221,11 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         return stats
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empty the buffer, and reset the counts unless told otherwise."""
+        """Remove all rows.
+
+        Args:
+            empty_write_count: whether to reset the counts of rows too.
+        """
         with replay_lock(self), write_lock(self):
             super().empty(empty_write_count)
             if empty_write_count:

@@ -16,35 +16,7 @@ _CARRIED = (keys.LOG_PROB, keys.ESTIMATOR_OUTPUT)
 
 
 def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None) -> Values:
-    """Take the finished episodes out of a rollout or collector batch.
-
-    Read are ``state``, ``action``, ``("next", "state")``, ``("next", "done")``,
-    ``("next", "terminated")`` (without it, done means terminated) and ``("next", "log_reward")``,
-    and where present ``log_prob``, ``estimator_output`` and ``condition``. An episode ends with its
-    done step; where ``("collector", "traj_ids")`` changes another one begins. Left out are
-
-    * steps under a false ``("collector", "mask")`` or ``"mask"``;
-    * without mask and ids, the copies of its last step that
-      ``env.rollout(break_when_all_done=True)`` fills a finished row with;
-    * episodes that are not terminated: cut by the end of the batch, or truncated;
-    * given ``source_state``, episodes that do not start there: they began in an earlier batch.
-
-    An episode that two collector batches share is therefore in neither, which loses long episodes
-    more often than short ones; ``torch.cat`` of the batches along time keeps it.
-
-    Args:
-        rollout: TensorDict of batch size [*B, T], time last.
-        source_state: The source s0, of shape [*S].
-
-    Returns:
-        Fields of forward ``Trajectories``, in order of rows and of time, padded to the longest.
-
-    Raises:
-        ArgumentError: If ``source_state`` is not given and the finished episodes do not all start
-            in the same state: some then began in an earlier batch.
-        KeyMismatchError: If a key is missing.
-        ShapeError: If the batch size has no time, or a flag is not one per step.
-    """
+    """Return the fields of :meth:`Trajectories.from_rollout`, in order of rows and of time."""
     require_rollout(rollout)
     starts, ends = _episodes(rollout)
     state = _flat(rollout, keys.STATE)

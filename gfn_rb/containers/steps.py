@@ -18,14 +18,13 @@ class States(Container):
     """Visited states without the sink, one per row.
 
     Args:
-        state: The states.
-        is_terminating: Whether an object ends here: the row stands for the visit of x that the
-            exit action follows.
-        log_reward: log R(x) in nats where terminating, -inf elsewhere.
-        condition: What each row was conditioned on.
+        state: states, [n, *S].
+        is_terminating: whether the exit action follows, bool [n].
+        log_reward: log R(x) in nats where terminating, -inf elsewhere, floating point [n].
+        condition: condition of each row, [n, *C]. Default: None, for environments without.
 
     Raises:
-        ShapeError: If a shape or dtype does not fit.
+        ShapeError: a shape or dtype does not fit.
     """
 
     __slots__ = ()
@@ -48,17 +47,17 @@ class Transitions(Container):
     is the one between x and the sink: it alone is ``done`` and has a finite log-reward.
 
     Args:
-        state: States the steps start from.
-        action: Actions taken, or undone by a backward row.
-        next_state: States the steps lead to.
-        next_done: Whether the step is the terminating one, [n, 1].
-        log_reward: log R(x) in nats at the terminating step, -inf elsewhere.
-        log_prob: Log-probability of each action under the policy that drew it, in nats.
-        condition: What each row was conditioned on.
-        is_backward: Whether each row is a backward step; without it all are forward.
+        state: states that the steps start from, [n, *S].
+        action: actions taken, or undone by a backward row, [n, *A].
+        next_state: states that the steps lead to, [n, *S].
+        next_done: whether the step is the terminating one, bool [n, 1].
+        log_reward: log R(x) in nats at the terminating step, -inf elsewhere, floating point [n].
+        log_prob: log-probability in nats of each action when it was drawn, [n]. Default: None.
+        condition: condition of each row, [n, *C]. Default: None, for environments without.
+        is_backward: whether each row is a backward step, bool [n]. Default: None, all are forward.
 
     Raises:
-        ShapeError: If a shape or dtype does not fit.
+        ShapeError: a shape or dtype does not fit.
     """
 
     __slots__ = ()

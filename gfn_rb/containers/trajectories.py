@@ -28,18 +28,19 @@ class Trajectories(Container):
     -1 and zeros.
 
     Args:
-        state: States on the way.
-        action: Actions between them.
-        length: Number of real actions of each row, the exit action included; at least 1.
-        log_reward: log R(x) in nats.
-        log_prob: Log-probability of each action under the policy that drew it, in nats.
-        estimator_output: What that policy's estimator gave at each step.
-        condition: What each row was conditioned on.
-        is_backward: Whether each row runs from the sink to the source; without it all are forward.
+        state: states on the way, [n, T + 1, *S].
+        action: actions between them, [n, T, *A].
+        length: number of real actions of each row, the exit action included, int64 [n], 1 to T.
+        log_reward: log R(x) in nats, floating point [n].
+        log_prob: log-probability in nats of each action when it was drawn, [n, T]. Default: None.
+        estimator_output: outputs of that policy at each step, [n, T, *E]. Default: None.
+        condition: condition of each row, [n, *C]. Default: None, for environments without.
+        is_backward: whether each row runs from the sink to the source, bool [n]. Default: None, all
+            run forward.
 
     Raises:
-        ShapeError: If a shape or dtype does not fit.
-        ArgumentError: If a length is below 1, or exceeds T.
+        ShapeError: a shape or dtype does not fit.
+        ArgumentError: a length is below 1 or above T.
     """
 
     __slots__ = ()
@@ -58,7 +59,32 @@ class Trajectories(Container):
     ) -> Trajectories:
         """Take the finished episodes out of a TorchRL rollout or collector batch.
 
-        See :func:`gfn_rb.containers.rollouts.trajectories_of`, which says what is read and dropped.
+        It reads "state", "action", ("next", "state"), ("next", "done"), ("next", "terminated")
+        (without it, done means terminated) and ("next", "log_reward"), and "log_prob",
+        "estimator_output" and "condition" if present. An episode ends with its done step, and
+        where ("collector", "traj_ids") changes. It leaves out:
+
+        * steps under a false ("collector", "mask") or "mask";
+        * without mask and ids, the copies of the last step that
+          ``env.rollout(break_when_all_done=True)`` fills a finished row with;
+        * episodes that are cut by the end of the batch, or truncated;
+        * with ``source_state``, episodes that do not start there: they began in an earlier batch.
+
+        An episode that two collector batches share is therefore in neither, which loses long
+        episodes more often than short ones. ``torch.cat`` of the batches along time keeps it.
+
+        Args:
+            rollout: TensorDict of batch size [*B, T], time last.
+            source_state: source s0, [*S]. Default: the state that all finished episodes start in.
+
+        Returns:
+            Forward trajectories, padded to the longest one.
+
+        Raises:
+            ArgumentError: ``source_state`` is None and the finished episodes start in several
+                states: some began in an earlier batch.
+            KeyMismatchError: a key is missing.
+            ShapeError: the batch size has no time, or a flag is not one per step.
         """
         return cls._checked(rollouts.trajectories_of(rollout, source_state), rollout.device)
 

@@ -160,7 +160,13 @@ class GFNEnv(EnvBase):
     def random_action(
         self, state: StateBatch, kind: Integers, is_backward: bool = False
     ) -> ActionBatch:
-        """Return actions of these kinds from the states, or to them; parameters are drawn."""
+        """Return actions of given kinds, with random parameters if actions have parameters.
+
+        Args:
+            state: states, [n, *S]; the moves start here, or lead here with ``is_backward``.
+            kind: number of each action, int64 [n].
+            is_backward: whether the moves lead to ``state``.
+        """
         return kind
 
     @abstractmethod
@@ -172,7 +178,12 @@ class GFNEnv(EnvBase):
         """Return which moves could have led here; none did to the source or the sink."""
 
     def forward_step(self, state: StateBatch, action: ActionBatch) -> StateBatch:
-        """Take one action per row; the exit action and the dummy action lead to the sink."""
+        """Take one action per row; the exit action and the dummy action lead to the sink.
+
+        Args:
+            state: states, [n, *S].
+            action: one action per row, [n, *A]; legal, or -1 for padding.
+        """
         is_move = self._is_move(self.kind(action))
         moved = self.move(state, action.where(self._per_action(is_move), 0))
         return moved.where(self._per_row(is_move), self.sink_state)
@@ -203,6 +214,10 @@ class GFNEnv(EnvBase):
         """Undo one move per row; rows with the dummy action (padding) become the sink.
 
         The exit action cannot be undone: the sink does not show the state before it.
+
+        Args:
+            state: states, [n, *S].
+            action: the move to undo in each row, [n, *A], or -1 for padding.
         """
         is_move = self._is_move(self.kind(action))
         undone = self.undo(state, action.where(self._per_action(is_move), 0))
@@ -210,11 +225,21 @@ class GFNEnv(EnvBase):
 
     @abstractmethod
     def move(self, state: StateBatch, move: ActionBatch) -> StateBatch:
-        """Make one move per row, out of place; rows where it is illegal may hold anything."""
+        """Make one move per row, out of place; rows where it is illegal may hold anything.
+
+        Args:
+            state: states, [n, *S].
+            move: one move per row, [n, *A], not the exit action.
+        """
 
     @abstractmethod
     def undo(self, state: StateBatch, move: ActionBatch) -> StateBatch:
-        """Undo one move per row, out of place; rows where it is illegal may hold anything."""
+        """Undo one move per row, out of place; rows where it is illegal may hold anything.
+
+        Args:
+            state: states, [n, *S].
+            move: one move per row, [n, *A], not the exit action.
+        """
 
     @abstractmethod
     def log_reward(self, state: StateBatch, condition: ConditionBatch | None = None) -> Floats:
@@ -253,7 +278,12 @@ class GFNEnv(EnvBase):
     def sample_condition(
         self, n: int, generator: torch.Generator | None = None
     ) -> ConditionBatch | None:
-        """Draw ``n`` conditions for new trajectories; None where the environment has none."""
+        """Draw ``n`` conditions for new trajectories; None where the environment has none.
+
+        Args:
+            n: number of conditions.
+            generator: ``torch.Generator``. Default: PyTorch's global generator.
+        """
         return None
 
     def fixed_conditions(self, n: int) -> ConditionBatch | None:
@@ -302,7 +332,15 @@ class GFNEnv(EnvBase):
         return (self.log_reward(state) if log_reward is None else log_reward).exp()
 
     def check_state(self, state: Tensor, name: str = "state") -> None:
-        """Raise ShapeError unless ``state``, an argument ``name``, is a batch of states."""
+        """Raise unless ``state`` is a batch of states.
+
+        Args:
+            state: states, expected as [n, *S] of dtype ``state_dtype``.
+            name: name of the argument in the message.
+
+        Raises:
+            ShapeError: another shape or dtype.
+        """
         if not isinstance(state, Tensor):
             require_kind(name, state, Tensor)
         fits = state.ndim > 0 and state.shape[1:] == self.state_shape
@@ -314,7 +352,16 @@ class GFNEnv(EnvBase):
             )
 
     def check_terminating(self, state: Tensor, name: str = "state") -> None:
-        """Raise ArgumentError unless the exit action is legal in every row of ``state``."""
+        """Raise unless the exit action is legal in every row.
+
+        Args:
+            state: states, [n, *S].
+            name: name of the argument in the message.
+
+        Raises:
+            ShapeError: ``state`` is not a batch of states.
+            ArgumentError: the exit action is illegal in some row.
+        """
         self.check_state(state, name)
         legal = self.forward_mask(state)[:, self.exit_action]
         if not legal.is_cpu:  # the device raises, so as not to wait for it
@@ -329,7 +376,16 @@ class GFNEnv(EnvBase):
     def checked_condition(
         self, condition: Shaped[Tensor, "*rows_condition"] | None, *rows: int
     ) -> Shaped[Tensor, "*rows_condition"]:
-        """Return ``condition``; raise unless its shape is [*rows, *C] and rewards depend on one."""
+        """Return a condition if it fits the environment.
+
+        Args:
+            condition: conditions, expected as [*rows, *C].
+            *rows: number of rows; none for a single condition, [*C].
+
+        Raises:
+            ArgumentError: the condition is None, or rewards depend on none.
+            ShapeError: another shape.
+        """
         name = type(self).__name__
         if condition is None:
             raise ArgumentError(f"condition must be given for {name}, got None")
@@ -352,7 +408,10 @@ class GFNEnv(EnvBase):
         return len(self.batch_size) > 0
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write a uniform draw among each state's legal actions, of a fresh ``reset()`` by default.
+        """Write a uniform draw among the legal actions of each state.
+
+        Args:
+            tensordict: TensorDict with "state", of any batch size. Default: a fresh ``reset()``.
 
         Returns:
             ``tensordict`` with "action"; rows in the sink get the exit action.

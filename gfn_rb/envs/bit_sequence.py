@@ -43,7 +43,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         word_bits: bits in a word, a divisor of ``n_bits`` of at most 16; there are 2^word_bits
             words.
         form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
-            words in any order (see ``SequenceEnv``).
+            words in any order.
         n_modes: number of modes, at most 5^(n_bits / 8).
         beta: exponent of the reward, positive; 2 n_bits if None.
         delta: distance within which a mode is found, in bits, in [0, n_bits]; 28/120 of ``n_bits``,

@@ -65,7 +65,7 @@ class RNABinding(SequenceEnv):
         targets: names among "RNA1" to "RNA4", or sequences of ACGU; r is the mean over them.
         length: number of letters in a finished sequence, at least 1.
         form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
-            letters in any order (see ``SequenceEnv``).
+            letters in any order.
         beta: exponent of the reward, above 0.
         min_reward: lower limit of r, above 0 and at most 1.
         threshold: lowest r of a mode.

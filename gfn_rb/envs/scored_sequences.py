@@ -89,7 +89,7 @@ class TFBind8(ScoredSequenceEnv):
 
     Args:
         form: "append", "prepend_append" to write at both ends, or "non_autoregressive" to write
-            letters in any order (see ``SequenceEnv``).
+            letters in any order.
         beta: exponent of the reward, above 0.
         min_reward: lower limit of r, above 0 and at most 1.
         modes: which 8-mers count as modes, "top" or "published".
@@ -140,7 +140,7 @@ class QM9Strings(ScoredSequenceEnv):
 
     Args:
         form: "prepend_append" to write at both ends, as published, "append", or
-            "non_autoregressive" to write blocks in any order (see ``SequenceEnv``).
+            "non_autoregressive" to write blocks in any order.
         beta: exponent of the reward, positive; 20 is published.
         min_reward: floor of r, in (0, 1].
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".

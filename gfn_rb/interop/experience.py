@@ -42,12 +42,12 @@ class ExperienceMemory:
     comes with the ``index`` of its rows, and is a copy, on the working device.
 
     Args:
-        device: where batches are used.
-        storing_device: where experiences are stored.
-        buffer_size: how many are kept.
-        print_gc_warning: warn when the garbage collector is run, to close files that nothing
-            refers to any more, because no further one can be opened.
-        generator: source of randomness, on the storing device; by default PyTorch's global one.
+        device: device of drawn batches.
+        storing_device: device of stored experiences.
+        buffer_size: number of experiences that are kept, at least 1.
+        print_gc_warning: whether to warn when the garbage collector runs to close unused files.
+        generator: ``torch.Generator`` of draws, on ``storing_device``. Default: PyTorch's global
+            generator.
 
     Raises:
         ArgumentError: ``buffer_size`` below 1.
@@ -152,10 +152,10 @@ class ExperienceMemory:
         """Return experiences by their place.
 
         Args:
-            indices: numbers in [0, size), in any order; one may stand there repeatedly.
+            indices: slots, integers in [0, size), in any order. Repeated ones are allowed.
 
         Raises:
-            ArgumentError: something else.
+            ArgumentError: ``indices`` contains anything else.
         """
         return staged(self.memory.storage[self._places_of(indices)], self.device)
 
@@ -165,8 +165,8 @@ class ExperienceMemory:
         """Return some fields of experiences by their place, and read no others.
 
         Args:
-            indices: see :meth:`sample_by_index`.
-            fields: names; of a nested field, the names on the way to it as a tuple.
+            indices: slots, integers in [0, size), in any order. Repeated ones are allowed.
+            fields: names of entries, at least one; a nested name is a tuple.
 
         Returns:
             The field, a tensor [n, ...], if there is one, a tuple of such if there are several.
@@ -202,13 +202,13 @@ class ExperienceMemory:
     ) -> Iterator[TensorDictBase]:
         """Return batches that run through all experiences, again and again.
 
-        :meth:`get_next_batch` takes from the same iterator. Which places are gone through is
-        settled now, what stands there when a batch is taken.
+        :meth:`get_next_batch` takes batches from the same iterator. Passes cover the slots that are
+        in use now, with their content when a batch is taken.
 
         Args:
-            batch_size: of each batch; the last of an epoch may be smaller.
-            n_epochs: how often to run through.
-            shuffle: whether in a new random order each time, or in that of their places.
+            batch_size: number of experiences in a batch; the last one of a pass may be smaller.
+            n_epochs: number of passes over all experiences.
+            shuffle: whether each pass has a new random order, or the order of the slots.
 
         Raises:
             ArgumentError: ``batch_size`` or ``n_epochs`` below 1.
@@ -253,10 +253,10 @@ class ExperienceMemory:
         """Return how many batches to take with :meth:`get_next_batch`, and prepare them.
 
         Args:
-            n_epochs: run so often through all experiences; 0 for ``max_iter`` random batches.
-            max_iter: how many random batches.
-            batch_size: see :meth:`create_epoch_iterator`.
-            shuffle: see :meth:`create_epoch_iterator`.
+            n_epochs: number of passes over all experiences; 0 for ``max_iter`` random batches.
+            max_iter: number of random batches, if ``n_epochs`` is 0.
+            batch_size: number of experiences in a batch; the last one of a pass may be smaller.
+            shuffle: whether each pass has a new random order, or the order of the slots.
 
         Raises:
             ArgumentError: ``n_epochs`` or ``max_iter`` below 0, or ``batch_size`` below 1.

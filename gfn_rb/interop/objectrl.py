@@ -27,8 +27,17 @@ class ObjectRLReplayBuffer(ExperienceMemory):
     set, is the capacity after the next ``reset()``.
 
     Args:
-        *args: arguments of :class:`~gfn_rb.ExperienceMemory`.
-        **options: keyword arguments of :class:`~gfn_rb.ExperienceMemory`.
+        *args: keywords below by position, all but ``generator``.
+        **options: keywords below.
+
+    Keyword Args:
+        device: device of drawn batches.
+        storing_device: device of stored experiences.
+        buffer_size: number of experiences that are kept, at least 1.
+        print_gc_warning: whether to warn when the garbage collector runs to close unused files.
+            Default: False.
+        generator: ``torch.Generator`` of draws, on ``storing_device``. Default: PyTorch's global
+            generator.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -66,12 +75,12 @@ class ObjectRLReplayBuffer(ExperienceMemory):
         return self.data_size
 
     def add(self, experience: TensorDictBase | Mapping[str, Any]) -> None:
-        """Store one experience. See :meth:`ExperienceMemory.add`."""
+        """Store one experience, a TensorDict or dict of batch size []."""
         super().add(experience)
         self._count(1)
 
     def add_batch(self, batch: TensorDictBase) -> None:
-        """Store a batch. See :meth:`ExperienceMemory.add_batch`."""
+        """Store a TensorDict of batch size [n]."""
         super().add_batch(batch)
         self._count(len(batch))
 

@@ -175,11 +175,27 @@ class Loss(nn.Module, ABC, Generic[C]):
         return self.row_loss(batch).mean()
 
     def row_loss(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return the cost of each row, with gradient; see :meth:`residual` for its argument."""
+        """Return the cost of each row, with gradient.
+
+        Args:
+            batch: container, or TensorDict of its fields.
+
+        Raises:
+            ArgumentError: another container, an infinite log-reward, or an illegal action.
+            NaNError: a log-reward or an output of a network is NaN.
+        """
         return self.evaluate(batch)[0]
 
     def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """Return the cost of each row and its :meth:`residual`, both with gradient."""
+        """Return the cost of each row and its residual, both with gradient.
+
+        Args:
+            batch: container, or TensorDict of its fields.
+
+        Raises:
+            ArgumentError: another container, an infinite log-reward, or an illegal action.
+            NaNError: a log-reward or an output of a network is NaN.
+        """
         residual = self.residual(batch)
         return self.penalty(residual), residual
 
@@ -287,8 +303,14 @@ class BalanceLoss(Loss[C]):
         env: environment of the rows; not a submodule of the loss.
         log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
             with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
-            requires_grad=True)`` under the current policy.
-        **options: ``penalty`` and ``min_log_reward`` of :class:`~gfn_rb.losses.Loss`.
+            requires_grad=True)`` under the current policy. Default: "computed".
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none, or an option is out of range.

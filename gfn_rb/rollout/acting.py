@@ -31,14 +31,22 @@ class ActionSampler(TensorDictModuleBase):
     parameters. Autograd records nothing.
 
     Args:
-        policy: forward policy, a module as for :class:`gfn_rb.Sampler`. It is a submodule: a
+        policy: forward policy: TensorDict module from "state" (and "condition") to "logits", one
+            for each action of the environment, with ``is_backward`` False. It is a submodule: a
             collector sends its weights to its workers.
         save_estimator_outputs: whether to write the policy's logits, "estimator_output".
         save_logprobs: whether to write "log_prob", in nats, of the distribution drawn from.
         env: the environment; required for a :class:`~gfn_rb.envs.ContinuousEnv`, which makes
             actions of parameters.
-        **policy_kwargs: fields of :class:`~gfn_rb.rollout.Exploration`: ``epsilon``,
-            ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
+        **policy_kwargs: keywords below.
+
+    Keyword Args:
+        epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+        temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
+        noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
+        exit_bias: number subtracted from the logit of the exit action; forward policies only.
+            Default: 0.
+        generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global generator.
 
     Raises:
         ArgumentError: the policy is not forward, or an option is unknown or out of range.

@@ -43,8 +43,10 @@ class LocalSearchSampler:
             and proposals. Objects that a search starts from cost none.
 
     Args:
-        pf: forward policy, a module as for :class:`gfn_rb.Sampler`.
-        pb: backward policy, a module as for :class:`gfn_rb.Sampler`.
+        pf: forward policy: TensorDict module from "state" (and "condition") to "logits", one for
+            each action of the environment, with ``is_backward`` False.
+        pb: backward policy: such a module with logits for each action but the exit, and
+            ``is_backward`` True. A :class:`~gfn_rb.envs.ContinuousEnv` needs ``get_dist`` of both.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none.
@@ -86,13 +88,20 @@ class LocalSearchSampler:
             save_estimator_outputs: whether to save the forward policy's logits at each step.
             save_logprobs: whether to save the forward policy's log-probability of each action in
                 nats, including the steps before the undone moves.
-            **policy_kwargs: fields of :class:`~gfn_rb.rollout.Exploration`: ``epsilon``,
-                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
+            **policy_kwargs: keywords below.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
+            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
+            exit_bias: number subtracted from the logit of the exit action; forward policies only.
+                Default: 0.
+            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
+                generator.
 
         Returns:
             The proposals as forward trajectories, accepted or not, and which rows were accepted,
-            [n]. All
-            proposals are worth storing.
+            [n]. All proposals are worth storing.
 
         Raises:
             ArgumentError: not exactly one of ``back_steps`` and ``back_ratio`` is given, one is out
@@ -132,16 +141,42 @@ class LocalSearchSampler:
         """Sample trajectories, then search around them several times.
 
         Each of ``n_local_search_loops`` loops searches around the object that earlier loops
-        accepted in each row. The other arguments are those of ``Sampler.sample_trajectories`` and
-        of ``local_search``. Without loops, neither ``back_ratio`` nor ``back_steps`` is needed.
+        accepted in each row.
+
+        Args:
+            env: the environment.
+            n: number of trajectories from the source. Give ``n`` or ``states``.
+            states: starting states, [n, *S], any but the sink.
+            conditions: one condition per row, [n, *C], if the environment has conditions. Default
+                with ``n``: ``env.sample_condition`` samples them.
+            save_estimator_outputs: whether to save the forward policy's logits at each step.
+            save_logprobs: whether to save the forward policy's log-probability of each action, in
+                nats.
+            n_local_search_loops: number of searches around each row, at least 0.
+            back_steps: number K of moves to undo, the exit not counted: one number, or one per row,
+                int64 [n]. With loops, give ``back_steps`` or ``back_ratio``.
+            back_ratio: share of moves to undo, above 0 and at most 1, rounded up.
+            use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
+                is accepted if its reward is strictly higher.
+            **policy_kwargs: keywords below.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
+            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
+            exit_bias: number subtracted from the logit of the exit action. Default: 0.
+            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
+                generator.
 
         Returns:
             n * (1 + n_local_search_loops) trajectories: the sampled ones, then each loop's
             proposals.
 
         Raises:
-            ArgumentError, ShapeError, NaNError: as ``local_search`` and
-                ``Sampler.sample_trajectories`` raise them.
+            ArgumentError: a number is out of range, a starting state is the sink, or an option is
+                unknown, out of range or refused.
+            ShapeError: a shape or dtype does not fit.
+            NaNError: a reward or the logits are NaN.
         """
         if n_local_search_loops < 0:
             raise ArgumentError(

@@ -33,7 +33,7 @@ TIMEOUT = 60.0
 
 
 class Envelope(NamedTuple):
-    """Source, tag and size of a message, known before it is received."""
+    """Source, tag and size in bytes of a message, known before it is received."""
 
     source: int
     tag: int
@@ -152,6 +152,13 @@ class Transport(ABC):
     def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
         """Send a message, and wait until its payload may be changed.
 
+        Args:
+            payload: buffers, sent one after another: contiguous bytes or arrays, or
+                :class:`LazyBuffer`.
+            dest: rank of the receiver.
+            tag: tag of the message, 0 to 32,000.
+            timeout: seconds to wait, 0 or more. Default: the timeout of the transport.
+
         Raises:
             TransportTimeoutError: the receiver did not receive it in time. It may still arrive.
             PeerLostError: the receiver is lost.
@@ -163,6 +170,12 @@ class Transport(ABC):
 
         Do not change the payload until the handle is done. Call ``done`` regularly: some transports
         move bytes only while one of their methods is called.
+
+        Args:
+            payload: buffers, sent one after another: contiguous bytes or arrays, or
+                :class:`LazyBuffer`.
+            dest: rank of the receiver.
+            tag: tag of the message, 0 to 32,000.
 
         Raises:
             PeerLostError: the receiver is known to be lost.
@@ -195,6 +208,11 @@ class Transport(ABC):
         The message is not received. After a probe, :meth:`take`, or a ``recv`` with the envelope's
         source and tag, returns that message.
 
+        Args:
+            source: rank of the sender. Default: any.
+            tag: tag of the message, 0 to 32,000. Default: any.
+            timeout: seconds to wait for a message, 0 or more.
+
         Raises:
             PeerLostError: there is no message and the source is lost; or, for any source, a rank is
                 lost that no call has reported.
@@ -211,10 +229,16 @@ class Transport(ABC):
     ) -> Message:
         """Wait for a message and return it.
 
+        Args:
+            source: rank of the sender. Default: any.
+            tag: tag of the message, 0 to 32,000. Default: any.
+            timeout: seconds to wait, 0 or more. Default: the timeout of the transport.
+
         Raises:
             TransportTimeoutError: no message came in time.
             TransportError: a message is larger than ``max_nbytes``. It is dropped.
-            PeerLostError: as :meth:`probe` raises it.
+            PeerLostError: the source is lost; or, for any source, a rank is lost that no call has
+                reported.
         """
         seconds = self._seconds(timeout)
         envelope = self.probe(source, tag, seconds)
@@ -230,6 +254,9 @@ class Transport(ABC):
     def take(self, envelope: Envelope) -> Message:
         """Receive the message that a probe found.
 
+        Args:
+            envelope: result of :meth:`probe`.
+
         Raises:
             ArgumentError: there is no such message.
             TransportError: the message is larger than ``max_nbytes``. It is dropped.
@@ -243,6 +270,10 @@ class Transport(ABC):
         """Close the endpoint after its messages have been sent.
 
         Unreceived messages are dropped. A second call does nothing.
+
+        Args:
+            timeout: seconds to wait for messages that are being sent, 0 or more. Default: the
+                timeout of the transport.
 
         Raises:
             TransportTimeoutError: some messages could not be sent. The endpoint is closed.

@@ -201,6 +201,11 @@ class LocalTransport(MailboxTransport):
     ) -> list[L]:
         """Return ``size`` connected endpoints, one for each rank.
 
+        Args:
+            size: number of endpoints, at least 1.
+            timeout: seconds that calls wait without a timeout of their own.
+            max_nbytes: size of the largest message that is sent or received, in bytes, below 2^31.
+
         Raises:
             ArgumentError: an argument has a value that is not allowed; the message names it.
         """

@@ -179,7 +179,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
 
         Args:
             index: one slot, or one for each row.
-            data: item or batch, as for :meth:`add` and :meth:`extend`.
+            data: one item, or a batch of items [n].
 
         Raises:
             KeyMismatchError: keys are missing or unknown to the storage.

@@ -50,11 +50,10 @@ class ReplayBuffer:
         communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
             processes of torch.distributed. Its first use in a process waits for all processes.
         timing: record in ``timing_data`` how long each add and each draw takes.
-        async_score: scores are one add old, see :class:`~gfn_rb.remote.Deferred`.
-        async_comm: scores are those received so far, see :class:`~gfn_rb.remote.NonBlocking`.
+        async_score: read the reply to a batch at the next add, so that scores are one add old.
+        async_comm: never wait for a reply; scores are the newest that have arrived.
         lazy_sort: no effect, as nothing is sorted.
-        baseline_filtering: send only rows above the manager's baseline, see
-            :class:`~gfn_rb.remote.BaselineFilter`.
+        baseline_filtering: send only rows above the manager's baseline.
         scoring_only: send only terminating states and their log-rewards.
         baseline_refresh_after: number of batches in a row that the filter empties before one is
             sent whole.
@@ -322,9 +321,24 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
         capacity: the number of items kept.
         cutoff_distance: items at most this far apart are near; below 0 nothing is compared.
         p_norm_distance: p of the norm between terminating states with their conditions.
-        *remote: further positional arguments of :class:`ReplayBuffer`, from
-            ``remote_manager_rank`` on.
-        **options: further keyword arguments of :class:`ReplayBuffer`.
+        *remote: keywords below by position.
+        **options: keywords below.
+
+    Keyword Args:
+        remote_manager_rank: rank of the manager that added items are sent to. Default: None, which
+            sends nothing.
+        remote_buffer_freq: number of adds whose items are sent together. Default: 1.
+        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
+            processes of torch.distributed. Its first use in a process waits for all processes.
+            Default: "mpi".
+        timing: record in ``timing_data`` how long each add and each draw takes. Default: False.
+        async_score: read the reply to a batch at the next add. Default: False.
+        async_comm: never wait for a reply. Default: False.
+        lazy_sort: no effect.
+        baseline_filtering: send only rows above the manager's baseline. Default: False.
+        scoring_only: send only terminating states and their log-rewards. Default: False.
+        baseline_refresh_after: number of batches in a row that the filter empties before one is
+            sent whole. Default: 10.
 
     Raises:
         ArgumentError: states are graphs, between which there are no distances.
@@ -365,9 +379,24 @@ class TerminatingStateBuffer(ReplayBuffer):
     Args:
         env: torchgfn environment of the items.
         capacity: the number of items kept.
-        communication_backend: see :class:`ReplayBuffer`.
-        timing: see :class:`ReplayBuffer`.
-        **options: further keyword arguments of :class:`ReplayBuffer`.
+        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
+            processes of torch.distributed. Its first use in a process waits for all processes.
+        timing: record in ``timing_data`` how long each add and each draw takes.
+        **options: keywords below.
+
+    Keyword Args:
+        prioritized_capacity: keep the items of highest reward. Default: False, the newest.
+        prioritized_sampling: draw items in proportion to their reward. Default: False, uniformly.
+        remote_manager_rank: rank of the manager that added items are sent to. Default: None, which
+            sends nothing.
+        remote_buffer_freq: number of adds whose items are sent together. Default: 1.
+        async_score: read the reply to a batch at the next add. Default: False.
+        async_comm: never wait for a reply. Default: False.
+        lazy_sort: no effect.
+        baseline_filtering: send only rows above the manager's baseline. Default: False.
+        scoring_only: send only terminating states and their log-rewards. Default: False.
+        baseline_refresh_after: number of batches in a row that the filter empties before one is
+            sent whole. Default: 10.
     """
 
     def __init__(

@@ -25,15 +25,17 @@ UNKNOWN_LENGTH = 2**14  # limit of walks whose longest length nobody has given o
 
 
 class TorchGFNEnv(EnumerableEnv):
-    """A discrete torchgfn environment with the interface of a ``GFNEnv``. See :func:`adapt_env`.
+    """A discrete torchgfn environment with the interface of a ``GFNEnv``.
 
     If its states were listed it also gives the exact answers of an ``EnumerableEnv``. It has no
     modes. It is on the device of the environment it wraps.
 
     Args:
-        env: the environment.
-        preprocessor: what networks see of states, see :func:`adapt_env`.
-        max_length: actions in the longest trajectory, see :func:`adapt_env`.
+        env: a ``gfn.env.DiscreteEnv``.
+        preprocessor: one of ``gfn.preprocessors``, whose output networks see. None means the states
+            themselves.
+        max_length: actions in the longest trajectory, the exit action included. None lists the
+            states, up to 100,000, to find it.
 
     Attributes:
         inner: the environment it wraps.
@@ -137,7 +139,12 @@ class TorchGFNEnv(EnumerableEnv):
         return self.fingerprint(state)
 
     def states(self, state: StateBatch, condition: Tensor | None = None) -> Any:
-        """Return rows as torchgfn's ``States``, which share their memory."""
+        """Return rows as torchgfn's ``States``, which share their memory.
+
+        Args:
+            state: states, [n, *S].
+            condition: one condition per row, [n, *C], if the environment is conditional.
+        """
         if condition is None:
             return self.inner.states_from_tensor(state)
         return self.inner.states_from_tensor(state, conditions=condition)

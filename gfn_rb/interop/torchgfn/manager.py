@@ -37,7 +37,8 @@ class ReplayBufferManager:
         diverse_replay_buffer: keep items apart from each other, too.
         capacity: the number of items kept.
         remote_manager_rank: must be None, as a manager has no manager of its own.
-        communication_backend: ``"mpi"``, ``"torch"`` or ``"gloo"``, see :class:`ReplayBuffer`.
+        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
+            processes of torch.distributed. Its first use in a process waits for all processes.
         timing: record how long each add and each draw takes.
         store_locally: keep the items instead of only scoring them.
         baseline_strategy: the log-reward that workers with ``baseline_filtering`` compare with.

@@ -63,7 +63,23 @@ class Sampler(gfn.samplers.Sampler):
         save_logprobs: bool = False,
         **policy_kwargs: Any,
     ) -> Trajectories:
-        """Sample trajectories with torchgfn's arguments."""
+        """Sample trajectories with torchgfn's arguments.
+
+        Args:
+            env: environment of torchgfn.
+            n: number of trajectories from the source. Give ``n`` or ``states``.
+            states: torchgfn's starting states; terminating states for a backward estimator.
+            conditions: one condition per row, [n, *C], if the environment is conditional.
+            save_estimator_outputs: whether to save the logits at each step.
+            save_logprobs: whether to save the log-probability of each action, in nats, with
+                gradient.
+            **policy_kwargs: keywords below. Others are for torchgfn's code.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0. Default: 1.
+            sf_bias: number subtracted from the logit of the exit action. Default: 0.
+        """
         require_kind("env", env, Env)
         require_optional("states", states, States)
         if n is not None:
@@ -116,7 +132,29 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
         debug: bool = False,
         **policy_kwargs: Any,
     ) -> tuple[Trajectories, Bool[Tensor, "n"]]:
-        """Search once around each object; return the proposals and which were accepted."""
+        """Search once around each object.
+
+        Args:
+            env: environment of torchgfn.
+            trajectories: torchgfn's trajectories, n of them; only their objects count.
+            save_estimator_outputs: no effect on adapted environments.
+            save_logprobs: whether to save the forward log-probabilities of the proposals, in nats.
+            back_steps: number of moves to undo, int64 [n]; at most the moves of each row. Give
+                ``back_steps`` or ``back_ratio``.
+            back_ratio: share of moves to undo, above 0 and at most 1.
+            use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
+                is accepted if its reward is strictly higher.
+            debug: extra checks, in torchgfn's code alone.
+            **policy_kwargs: keywords below.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0. Default: 1.
+            sf_bias: number subtracted from the logit of the exit action. Default: 0.
+
+        Returns:
+            The proposals, and which rows were accepted, bool [n].
+        """
         pf = _walk(self.estimator, env, policy_kwargs)
         pb = _walk(self.backward_sampler.estimator, env, policy_kwargs)
         if pf is None or pb is None:
@@ -160,7 +198,32 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
         use_metropolis_hastings: bool = False,
         **policy_kwargs: Any,
     ) -> Trajectories:
-        """Return sampled trajectories, followed by the proposals of each loop of searches."""
+        """Sample trajectories, then search around them several times.
+
+        Args:
+            env: environment of torchgfn.
+            n: number of trajectories from the source. Give ``n`` or ``states``.
+            states: torchgfn's starting states.
+            conditions: one condition per row, [n, *C], if the environment is conditional.
+            save_estimator_outputs: whether to save the logits at each step.
+            save_logprobs: whether to save the log-probability of each action, in nats, with
+                gradient.
+            n_local_search_loops: number of searches around each row, at least 0.
+            back_steps: number of moves to undo, int64 [n]; at most the moves of each row. Give
+                ``back_steps`` or ``back_ratio``.
+            back_ratio: share of moves to undo, above 0 and at most 1.
+            use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
+                is accepted if its reward is strictly higher.
+            **policy_kwargs: keywords below. Others are for torchgfn's code.
+
+        Keyword Args:
+            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
+            temperature: divisor of the logits, above 0. Default: 1.
+            sf_bias: number subtracted from the logit of the exit action. Default: 0.
+
+        Returns:
+            The sampled trajectories, followed by the proposals of each loop.
+        """
         kept = save_estimator_outputs, save_logprobs
         chosen: Any = (back_steps, back_ratio, use_metropolis_hastings)
         found = super().sample_trajectories(env, n, states, conditions, *kept, **policy_kwargs)

@@ -50,7 +50,12 @@ class Baseline:
         return None
 
     def observe(self, log_reward: Float[Tensor, "n"], n_stored: int = 0) -> None:
-        """Record the log-rewards of a batch, of which ``n_stored`` rows were stored."""
+        """Record the log-rewards of a batch, of which ``n_stored`` rows were stored.
+
+        Args:
+            log_reward: log-reward of each row in nats, [n].
+            n_stored: number of these rows that the buffer stored.
+        """
         self._n_written += n_stored
         lowest = _lowest_finite(log_reward)
         if lowest is not None:
@@ -83,7 +88,14 @@ class Baseline:
 
 
 class MinBaseline(Baseline):
-    """Baseline at the lowest finite log-reward of a full buffer."""
+    """Baseline at the lowest finite log-reward of a full buffer.
+
+    Args:
+        alpha: weight of the newest batch in the running mean, above 0 and at most 1.
+
+    Raises:
+        ArgumentError: ``alpha`` is out of range.
+    """
 
     def of_full(self, log_reward: Float[Tensor, "n"]) -> float:
         """Return the lowest log-reward."""
@@ -116,7 +128,14 @@ class PercentileBaseline(Baseline):
 
 
 class EMABaseline(Baseline):
-    """Baseline at the running mean of the lowest finite log-reward of each batch."""
+    """Baseline at the running mean of the lowest finite log-reward of each batch.
+
+    Args:
+        alpha: weight of the newest batch in the running mean, above 0 and at most 1.
+
+    Raises:
+        ArgumentError: ``alpha`` is out of range.
+    """
 
 
 def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:

@@ -244,7 +244,13 @@ def jensen_shannon_distance(log_p: Float[Tensor, "..."], log_q: Float[Tensor, ".
     JS = 1/2 KL(p || m) + 1/2 KL(q || m) in nats, with m = (p + q) / 2. Each term is
     p log(p / m) = p (log 2 - log(1 + q / p)), exactly 0 where p = q.
 
-    Arguments and errors are those of :func:`total_variation`.
+    Args:
+        log_p: normalised log-probabilities, [m]; -inf where p(x) = 0.
+        log_q: the same for q.
+
+    Raises:
+        ShapeError: the two are not vectors of one length.
+        NaNError: either holds NaN.
     """
     _check(log_p, log_q)
     log_p, log_q = log_p.double(), log_q.double()
