@@ -87,16 +87,14 @@ class FrameChannel:
         scores: TensorDictBase | None = None,
     ) -> SendHandle:
         """Send a frame without waiting; items must not change until it has left."""
-        in_flight = self._in_flight[dest]
-        if in_flight:
-            self.in_flight(dest)  # releases frames that have left, and lets MPI move the others
+        unsent = self._unsent(dest)  # which lets MPI move them
         if rows is not None and dest in self._have_form and self._compact is not None:
             with suppress(GfnRbError):  # rows of another kind than the form's are sent whole
                 rows, meta = self._compact.packed(rows), {**(meta or {}), "compact": True}
         transport = self.transport
         frame = encode_frame(kind, rows, meta, transport.secret, scores)
         handle = transport.isend(frame, dest, tag)
-        in_flight.append(handle)
+        unsent.append(handle)
         return handle
 
     def receive(
@@ -134,27 +132,32 @@ class FrameChannel:
             raise WireError(f"rows cannot be read as {self.row_form}: {error}") from error
 
     def in_flight(self, dest: int) -> tuple[int, int]:
-        """Release frames that have left; return number and bytes of those still being sent."""
+        """Return number and bytes of the frames still being sent."""
+        handles = self._unsent(dest)
+        return len(handles), sum([each.nbytes for each in handles])
+
+    def _unsent(self, dest: int) -> deque[SendHandle]:
+        """Release frames that have left; return those still being sent, without counting them."""
         handles = self._in_flight[dest]
         try:
             while handles and handles[0].done():
                 handles.popleft()
         except PeerLostError:  # the next receive raises this error as well
             handles.clear()
-        return (len(handles), sum([each.nbytes for each in handles])) if handles else (0, 0)
+        return handles
 
     def flush(self, timeout: float, exclude: Collection[int] = ()) -> int:
         """Wait until all frames but those to excluded ranks have left; return how many have not."""
         end = time.monotonic() + timeout
         ranks = [rank for rank in self._in_flight if rank not in exclude]
         for dest in ranks:
-            while self.in_flight(dest)[0]:
+            while unsent := self._unsent(dest):
                 try:
-                    self._in_flight[dest][0].wait(max(0.0, end - time.monotonic()))
+                    unsent[0].wait(max(0.0, end - time.monotonic()))
                 except TransportTimeoutError:
                     break
                 except PeerLostError:
-                    self._in_flight[dest].clear()
+                    unsent.clear()
         return sum(len(self._in_flight[rank]) for rank in ranks)
 
 

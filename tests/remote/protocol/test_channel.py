@@ -11,6 +11,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
 )
 from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.transports.base import SendHandle
 
 
 @pytest.mark.parametrize("rows", [None, transitions([4, 5, 6])])
@@ -27,13 +28,15 @@ def test_metadata_rows_and_scores_of_others_come_in_one_frame(rows):
     assert theirs.receive().scores is None
 
 
-def test_a_message_that_is_too_large_is_a_parcel_with_an_error():
+def test_what_cannot_be_read_is_a_parcel_with_an_error():
     mine, theirs = map(FrameChannel, group(2))
     theirs.transport.max_nbytes = 10
     nbytes = mine.send(1, 3, 1, rows=objects([1])).nbytes
-    parcel = theirs.receive()
-    assert (parcel.source, parcel.tag, parcel.nbytes, parcel.rows) == (0, 3, nbytes, None)
-    assert "at most max_nbytes, 10" in str(parcel.error)
+    mine.transport.send([b"no frame"], 1, 3)
+    for size, error in ((nbytes, "at most max_nbytes, 10"), (8, "Wire")):
+        parcel = theirs.receive()
+        assert (parcel.source, parcel.tag, parcel.nbytes, parcel.rows) == (0, 3, size, None)
+        assert error in repr(parcel.error)
 
 
 @pytest.mark.parametrize(
@@ -48,14 +51,6 @@ def test_what_ends_a_connection_is_raised(monkeypatch, error):
     monkeypatch.setattr(theirs.transport, "take", take)
     with pytest.raises(type(error), match="of a test"):
         theirs.receive()
-
-
-def test_what_is_no_frame_is_a_parcel_with_an_error():
-    mine, theirs = group(2)
-    mine.send([b"no frame"], 1, 3)
-    parcel = FrameChannel(theirs).receive()
-    assert (parcel.source, parcel.tag, parcel.nbytes, parcel.rows) == (0, 3, 8, None)
-    assert type(parcel.error).__name__.startswith("Wire")
 
 
 def test_a_frame_that_could_not_be_made_or_sent_is_forgotten():
@@ -89,10 +84,8 @@ def test_frames_that_do_not_leave_are_counted():
     assert mine.in_flight(2) == (0, 0)
 
 
-class Stuck:
-    """A handle of a frame that never leaves."""
-
-    nbytes = 7
+class Stuck(SendHandle):
+    """A handle of a frame that never leaves, and whose size is not looked at."""
 
     def __init__(self, waits):
         self.waits = waits
@@ -112,3 +105,9 @@ def test_all_frames_have_the_same_time_to_leave(monkeypatch):
     link._in_flight.update({1: deque([Stuck(waits)]), 2: deque([Stuck(waits)])})
     assert link.flush(5.0) == 2
     assert waits == [4.0, 0.0]
+
+
+def test_a_send_counts_no_frames_in_flight():
+    link, stuck = FrameChannel(group(2)[0]), Stuck([])
+    link._in_flight[1].append(stuck)
+    assert [stuck, link.send(1, 0, 1)] == [*link._in_flight[1]]
