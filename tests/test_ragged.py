@@ -21,7 +21,6 @@ from gfn_rb import (
     load_checkpoint,
     save_checkpoint,
 )
-from gfn_rb.checkpoint import Journal
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -242,12 +241,6 @@ def test_checkpoints_continue_like_a_run_that_was_not_interrupted(writer, tmp_pa
     check(again.storage, [rb.storage.get(i) for i in range(6)])
     with pytest.raises(CheckpointMismatchError, match="capacity"):
         load_checkpoint(tmp_path / "rows", buffer(writer, capacity=7))
-    journal = Journal(rb, tmp_path / "journal")
-    rb.extend(as_padded(make_rows([(2, 1), (0, 3)], 5)))
-    journal.close()
-    redone = buffer(writer, capacity=6)
-    Journal(redone, tmp_path / "journal").close()
-    check(redone.storage, [rb.storage.get(i) for i in range(6)])
 
 
 def test_rows_cost_their_own_bytes():

@@ -4,7 +4,8 @@ A child opens the journal, and so recovers; extends the buffer; and acknowledges
 number, through a pipe. What else it does says the place. It is killed at a random instant. What the
 next one finds must be what a plain rule keeps of all batches up to the last one acknowledged, or to
 the one after it, whose acknowledgement the kill may have cut off; with ``sync="interval"`` it may
-be fewer, but none that an earlier one found.
+be fewer, but none that an earlier one found. Rows are compared whole. At last
+each buffer goes on like one that was not killed.
 
 extend     nothing else; the journal is compacted now and then when it is opened
 load       likewise, but it is killed while it opens the journal
@@ -29,18 +30,32 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDict
+from checkpoint.test_ragged_rows import content_of
+from tensordict import TensorDict, lazy_stack
+from torchrl.data import LazyStackStorage
 
+from gfn_rb import RaggedStorage
 from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.checkpoint import journal, load_checkpoint, save_checkpoint
 from gfn_rb.errors import CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, Kind
+from gfn_rb.storages import RowTensorStorage
 from gfn_rb.transports import LocalTransport
 
 CAPACITY, N = 40, 7
-KINDS = ("best", "newest")
+KINDS = {
+    "best": (reward_prioritized_buffer, RowTensorStorage, []),
+    "newest": (fifo_buffer, RowTensorStorage, []),
+    "ragged": (
+        reward_prioritized_buffer,
+        lambda n: RaggedStorage(n, {"tokens": N}, layout="lazy"),
+        ["tokens"],
+    ),
+    "text": (fifo_buffer, LazyStackStorage, ["tokens", "text"]),
+    "threads": (fifo_buffer, RowTensorStorage, []),
+}
 SYNCS = ("never", "always", "interval")
 THREADS, PER_THREAD = 3, 200
 NOBODY = 65534
@@ -74,9 +89,15 @@ class Place(NamedTuple):
         return make(self.kind, self.path, self.sync)
 
 
-def numbers(rb):
-    """The rows that a buffer holds, by slot."""
-    return rb.storage[:]["state"][:, 0].tolist() if len(rb) else []
+def numbers(kind, rb):
+    """The rows that a buffer holds, by slot; each must be whole."""
+    if not len(rb):
+        return []
+    held = rb.storage[:]
+    each = held["state"][:, 0].tolist()
+    expected = rows_of(kind, each)
+    assert content_of(held.select(*expected.keys())) == content_of(expected)
+    return each
 
 
 # The rule.
@@ -87,16 +108,24 @@ def reward(number):
     return float(number // 256 * 256 + number * 101 % 256)
 
 
-def rows_of(k):
-    each = range(k * N, (k + 1) * N)
+def rows_of(kind, each):
     rewards = torch.tensor([reward(number) for number in each])
-    return TensorDict({"state": torch.tensor(each)[:, None], "log_reward": rewards}, [N])
+    rows = TensorDict({"state": torch.tensor(each)[:, None], "log_reward": rewards}, [len(each)])
+    if not (names := KINDS[kind][2]):
+        return rows
+    more = [{"tokens": torch.arange(k % N) * k, "text": f"é{k}" * (k % N)} for k in each]
+    pairs = zip(rows.unbind(0), more, strict=True)
+    return lazy_stack([row.update({name: some[name] for name in names}) for row, some in pairs])
+
+
+def batch(kind, k):
+    return rows_of(kind, range(k * N, (k + 1) * N))
 
 
 def kept(kind, n_batches):
     """What is kept of so many batches: plain Python."""
     offered = range(n_batches * N)
-    best = sorted(offered, key=reward) if kind == "best" else list(offered)
+    best = sorted(offered, key=reward) if kind in ("best", "ragged") else list(offered)
     return sorted(best[-CAPACITY:])
 
 
@@ -104,9 +133,9 @@ def kept(kind, n_batches):
 
 
 def make(kind, path=None, sync="interval"):
-    preset = reward_prioritized_buffer if kind == "best" else fifo_buffer
+    preset, storage, _ = KINDS[kind]
     n = THREADS * PER_THREAD * N if kind == "threads" else CAPACITY
-    rb = preset(n)
+    rb = preset(n, storage=storage(n), generator=torch.Generator().manual_seed(0))
     if path is not None:
         journal.Journal(rb, path, sync)
     return rb
@@ -122,7 +151,7 @@ def extend(place, tell, each=lambda rb, k: None):
     rb = place.buffer
     while True:
         k = n_offered(rb) // N
-        rb.extend(rows_of(k))
+        rb.extend(batch(place.kind, k))
         tell("had", k + 1)
         each(rb, k + 1)
 
@@ -158,7 +187,7 @@ def refused(place, tell):
                 os.seteuid(place.pick.choice((0, NOBODY)))
         k = n_offered(rb) // N
         try:
-            rb.extend(rows_of(k))
+            rb.extend(batch(place.kind, k))
             tell("had", k + 1)
         except CheckpointError:  # the buffer has them, and perhaps the next record
             tell("tried", k + 1)
@@ -184,7 +213,7 @@ def threads(place, tell):
         for i in range(PER_THREAD):
             if thread == 0 and i == dies_at:
                 rb.extend(TensorDict({"other": torch.zeros(N)}, [N]))  # which raises
-            rb.extend(rows_of(i * THREADS + thread))
+            rb.extend(batch(place.kind, i * THREADS + thread))
             tell(str(thread), i + 1)
 
     threading.excepthook = lambda _: None
@@ -201,7 +230,7 @@ def rank(place, tell):
     channel = FrameChannel(theirs)
     while True:
         k = n_offered(manager.buffer) // N
-        channel.send(0, DATA_TAG, Kind.ITEMS, {"id": k}, rows_of(k))
+        channel.send(0, DATA_TAG, Kind.ITEMS, {"id": k}, batch(place.kind, k))
         manager.step()
         answer = channel.receive(0, timeout=60.0)
         assert answer is not None
@@ -252,14 +281,14 @@ def look(place):
 
     def find(pipe):
         rb = make(place.kind, place.path, "never")
-        found = {"offered": n_offered(rb), "rows": numbers(rb)}
+        found = {"offered": n_offered(rb), "rows": numbers(place.kind, rb)}
         if place.saved.exists() and place.name != "rank":
             again = make(place.kind)
             found["saved"] = load_checkpoint(place.saved, again)["k"]
-            found["saved_rows"] = numbers(again)
+            found["saved_rows"] = numbers(place.kind, again)
         elif place.saved.exists():
             ReplayBufferManager(LocalTransport.group(2)[0], rb, checkpoint=place.saved).load()
-            found["rows"] = numbers(rb)
+            found["rows"] = numbers(place.kind, rb)
         os.write(pipe.pipe, json.dumps(found).encode())
 
     child, pipe = forked(find)
@@ -294,6 +323,22 @@ def faults(place, told, before, found):
     return wrong
 
 
+def goes_on(kind, path):
+    """Return whether a killed buffer goes on like another one."""
+    killed, other = make(kind, path), make(kind)
+    n = n_offered(killed) // N
+    for k in range(n):
+        other.extend(batch(kind, k))
+    for k in range(n, n + 20):
+        found, expected = (
+            (rb.extend(batch(kind, k)).tolist(), content_of(rb.sample(5)), numbers(kind, rb))
+            for rb in (killed, other)
+        )
+        if found != expected:
+            return False
+    return True
+
+
 def faults_of_threads(told, rows, sync):
     """Each batch is there as a whole, and those of each thread from the first one on."""
     batches = [number // N for number in rows[::N]]
@@ -316,13 +361,13 @@ def kill_loop(folder, n_kills, seed):
     journal._LEAST, journal._OUTGROWN, journal._INTERVAL = 20_000, 1, 0.05
     pick = random.Random(seed)
     for kind in KINDS:  # once here, for what is loaded late
-        make(kind).extend(rows_of(0))
+        make(kind).extend(batch(kind, 0))
     n_found = {}
     killed = {name: [0, 0] for name in PLACES}
     wrong = []
     for i in range(n_kills):
         name = [*PLACES][i % len(PLACES)]
-        kind = {"threads": "threads", "rank": "best"}.get(name, pick.choice(KINDS))
+        kind = {"threads": "threads", "rank": "best"}.get(name, pick.choice([*KINDS][:-1]))
         group = name if name in ("threads", "rank") else kind
         path = folder / f"{group}.journal"
         if name == "threads":
@@ -347,5 +392,8 @@ def kill_loop(folder, n_kills, seed):
         killed[name][0] += 1
         killed[name][1] += not found_wrong
         wrong += [f"{i}: {name}, {kind}, {sync}: {each}" for each in found_wrong]
+    for kind in [*KINDS][:-1]:
+        if (path := folder / f"{kind}.journal").exists() and not goes_on(kind, path):
+            wrong.append(f"{kind}: it goes on unlike one that was not killed")
     batches = {path.stem: n for path, n in n_found.items()}
     return {"killed": killed, "wrong": wrong, "batches": batches}

@@ -128,7 +128,7 @@ def changed(parts, pick):
 
 
 def mutant(content, pick):
-    """Return a changed file; of every other one the checksums are right."""
+    """Return a changed file or frame; of every other one the checksums are right."""
     if pick.random() < 0.5:
         damaged = bytearray(content)
         for _ in range(pick.randrange(1, 5)):
@@ -136,10 +136,12 @@ def mutant(content, pick):
         return bytes(damaged[: pick.choice([None, None, None, pick.randrange(len(damaged))])])
     parts = Parts(content)
     for _ in range(pick.choice([1, 1, 1, 2, 5])):
-        try:
+        # Nothing is left to change, or it is no JSON.
+        with contextlib.suppress(IndexError, TypeError, ValueError, RecursionError):
             changed(parts, pick)
-        except (IndexError, TypeError):  # nothing is left to change
-            break
+            # Copies: what is put in is otherwise shared with the next one that it is put in.
+            parts.structure = json.loads(json.dumps(parts.structure))
+            parts.meta = json.loads(json.dumps(parts.meta))
     return parts.sealed()
 
 

@@ -7,7 +7,6 @@ kind: ``GFN_RB_FUZZ=100000 pytest tests/remote/test_fuzz.py``; ``GFN_RB_SECONDS`
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import random
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint.test_hostile_files import WORDS, Parts, changed, memory
+from checkpoint.test_hostile_files import WORDS, Parts, memory, mutant
 from factories import linear_policy, seeded
 from remote.remote_runs import LIMIT, group, objects, trajectories
 from tensordict import TensorDict, TensorDictBase
@@ -63,24 +62,6 @@ def until(n: int) -> Iterator[int]:
 
 
 # Frames.
-
-
-def mutant(content: bytes, pick: random.Random) -> np.ndarray:
-    """Return a changed frame; of every other one the checksums are right."""
-    if pick.random() < 0.5:
-        damaged = bytearray(content)
-        for _ in range(pick.randrange(1, 5)):
-            damaged[pick.randrange(len(damaged))] = pick.randrange(256)
-        cut = pick.choice([None, None, None, pick.randrange(len(damaged))])
-        return np.frombuffer(bytes(damaged[:cut]), np.uint8)
-    parts = Parts(content)
-    for _ in range(pick.choice([1, 1, 1, 2, 5])):
-        with suppress(IndexError, TypeError, ValueError, RecursionError):  # nothing is left
-            changed(parts, pick)
-            # Copies: what is put in is otherwise shared with the next frame that it is put in.
-            parts.structure = json.loads(json.dumps(parts.structure))
-            parts.meta = json.loads(json.dumps(parts.meta))
-    return np.frombuffer(parts.sealed(), np.uint8)
 
 
 def bytes_of(
@@ -327,7 +308,7 @@ def test_no_frame_ends_or_bends_a_manager(kind: str) -> None:
         frame = mutant(content, pick)
         by, tag = sent_by(Prefix.read(memoryview(content), "it").kind, pick)
         scene.transports[by].send([frame], 0, tag)
-        return frame.nbytes
+        return len(frame)
 
     fuzz(kind, post)
 

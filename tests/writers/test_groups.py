@@ -14,23 +14,18 @@ from hypothesis import strategies as st
 from tensordict import TensorDict, lazy_stack
 from torchrl.data import LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from writers.diverse_rule import Item, rule
+from writers.test_oracle import KEYS
+from writers.test_oracle import WRITERS as UNGROUPED
 
 from gfn_rb import RaggedStorage
 from gfn_rb.buffers import fifo_buffer
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
-from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py
 SEQUENCES = int(os.environ.get("GFN_RB_SEQUENCES", "200"))
-KEYS = [-math.inf, -1.0, 0.0, 0.0, 0.5, 1.0, math.inf]
-WRITERS = {
-    "newest": lambda **options: RewardPrioritizedWriter(tie="newest", **options),
-    "oldest": lambda **options: RewardPrioritizedWriter(tie="oldest", **options),
-    "smallest": lambda **options: RewardPrioritizedWriter(largest=False, **options),
-    "fifo": FIFOWriter,
-    "diverse": lambda **options: DiversityWriter(features="state", **options),
-}
+WRITERS = UNGROUPED | {"diverse": partial(DiversityWriter, features="state")}
 STORAGES = [RowTensorStorage, RowMemmapStorage, LazyTensorStorage, ListStorage, LazyStackStorage]
 LISTS = [ListStorage, LazyStackStorage]
 GROUPS = {
