@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
@@ -19,6 +20,17 @@ SPHINX = (
     (re.compile(r"<p>\.\. math:: (.*?)</p>", re.DOTALL), r"<p><code>\1</code></p>"),
     (re.compile(r"::</p>"), ":</p>"),
 )
+
+
+class Decorated(griffe.Extension):
+    """Show presets with the docstring that ``with_options`` gives them."""
+
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Replace the docstring by the one that the function has once it is imported."""
+        if any(each.callable_path.endswith("with_options") for each in func.decorators):
+            import gfn_rb
+
+            func.docstring.value = getattr(gfn_rb, func.name).__doc__
 
 
 def on_files(files: Files, config: Any) -> Files:

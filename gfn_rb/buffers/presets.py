@@ -394,7 +394,6 @@ def _group_options(options: Any) -> dict[str, Any]:
     return {name: options.pop(name) for name in _GROUP_OPTIONS if name in options}
 
 
-@with_options
 def _row_buffer(
     capacity: int,
     writer: Writer | None,
