@@ -60,7 +60,7 @@ class Groups(SlotIndex):
                 setattr(self, name, np.concatenate([getattr(self, name), more]))
             self.floor = np.concatenate([self.floor, np.full(n, np.nan)])
         numbers = torch.from_numpy(number)
-        return PreparedRows(numbers, numbers, numbers)
+        return PreparedRows(numbers, numbers)
 
     def members(
         self, group: Int64[np.ndarray, "g"]

@@ -21,18 +21,15 @@ class PreparedRows(NamedTuple):
     """Rows, and what an index finds them by."""
 
     rows: Tensor  # [n, d]
-    key: Any  # Tensor [n, g], or a list of n bytes
-    place: Tensor  # whatever else the index needs of each, [n, ...]
+    key: Any  # Tensor [n, ...], or a list of n
 
     def select(self, index: Int64[Tensor, "k"]) -> PreparedRows:
         """Return some of the rows."""
-        rows, key, place = self
+        rows, key = self
         some = rows.index_select(0, index)
         if isinstance(key, list):
-            keys: Any = [key[i] for i in index.tolist()]
-        else:
-            keys = some if key is rows else key.index_select(0, index)
-        return PreparedRows(some, keys, some if place is rows else place.index_select(0, index))
+            return PreparedRows(some, [key[i] for i in index.tolist()])
+        return PreparedRows(some, some if key is rows else key.index_select(0, index))
 
     def first(self, n: int) -> PreparedRows:
         """Return the first n rows."""
@@ -122,7 +119,7 @@ class Duplicates(NearIndex):
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Return rows with their bytes; see :meth:`NearIndex.prepare`."""
-        return PreparedRows(rows, row_bytes(rows), rows)
+        return PreparedRows(rows, row_bytes(rows))
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of equal rows; see :meth:`NearIndex.near`."""

@@ -13,7 +13,7 @@ from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.numerics.near.distances import Distance, rough_distances, within
 from gfn_rb.numerics.near.index import Duplicates, NearIndex, Pairs, PreparedRows, row_bytes
-from gfn_rb.shapes import Int64, Shaped
+from gfn_rb.shapes import Float64, Int64, Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
 BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
@@ -69,7 +69,7 @@ class AllPairs(NearIndex):
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Return the rows as they are; see :meth:`NearIndex.prepare`."""
-        return PreparedRows(rows, rows, rows)
+        return PreparedRows(rows, rows)
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
@@ -147,7 +147,7 @@ class ColumnGroups(AllPairs):
         groups = pad(equal_bits(rows), (0, -width % g)).view(n, -(-width // g), g).mT
         number = torch.arange(g)[:, None].expand(n, g, 1)
         keys = iter(row_bytes(torch.cat([groups, number], 2).flatten(0, 1)))
-        return PreparedRows(rows, [*zip(*[keys] * g, strict=True)], rows)
+        return PreparedRows(rows, [*zip(*[keys] * g, strict=True)])
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
@@ -217,7 +217,7 @@ class Pivots(AllPairs):
         assert isinstance(self.p, float)
         reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
         self._rounding = torch.maximum(self._rounding, rounding)
-        return PreparedRows(rows, reach.argmin(1), reach)
+        return PreparedRows(rows, reach)
 
     def near(self, prepared: PreparedRows) -> Pairs:
         """Return the slots of near rows; see :meth:`NearIndex.near`."""
@@ -226,14 +226,14 @@ class Pivots(AllPairs):
         # The triangle inequality, twice: if d(q, x) <= c and p is x's nearest pivot, then for the
         # pivot o nearest to q, d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
         slack = self.cutoff * (1 + _RELATIVE) + 2 * self._rounding  # with what rounding may add
-        closest = prepared.place.amin(1, keepdim=True)
-        row, pivot = (prepared.place <= closest * (1 + _RELATIVE) + 2 * slack).nonzero().unbind(1)
+        closest = prepared.key.amin(1, keepdim=True)
+        row, pivot = (prepared.key <= closest * (1 + _RELATIVE) + 2 * slack).nonzero().unbind(1)
         most = _worthwhile(prepared.rows, self.rows[: self.length])
         found = self._filed.pairs(pivot.tolist(), most)
         if found is None:
             return super().near(prepared)
         i, slot = row[found[0]], found[1]
-        reach = prepared.place[i, self._pivot[slot]]
+        reach = prepared.key[i, self._pivot[slot]]
         apart = (reach - self._radius[slot]).abs_()
         near = (apart <= slack + _RELATIVE * reach).nonzero()[:, 0]
         return self._measured(prepared.rows, self.rows, i[near], slot[near])
@@ -244,8 +244,7 @@ class Pivots(AllPairs):
         if length >= max(_FEWEST, 2 * self._chosen_for):
             self._choose()
         elif len(self._pivots):
-            self._pivot[slot], self._radius[slot] = prepared.key, prepared.place.amin(1)
-            self._filed.file(slot.tolist(), prepared.key.tolist())
+            self._file(slot, prepared.key)
             self._filed.length = length
 
     def shorten(self, length: int) -> None:
@@ -260,11 +259,13 @@ class Pivots(AllPairs):
         assert isinstance(self.p, float)
         rows, self._chosen_for = self.rows[: self.length], self.length
         self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
-        parts = [self.prepare(part) for part in rows.split(max(1, BATCH_OF_PAIRS // _MOST_PIVOTS))]
-        self._pivot[: self.length] = torch.cat([part.key for part in parts])
-        self._radius[: self.length] = torch.cat([part.place.amin(1) for part in parts])
+        for slot in torch.arange(self.length).split(max(1, BATCH_OF_PAIRS // _MOST_PIVOTS)):
+            self._file(slot, self.prepare(rows[slot]).key)
         self._filed.length = self.length
-        self._filed.file(range(self.length), self._pivot[: self.length].tolist())
+
+    def _file(self, slot: Int64[Tensor, "n"], reach: Float64[Tensor, "n pivots"]) -> None:
+        self._radius[slot], self._pivot[slot] = reach.min(1)
+        self._filed.file(slot.tolist(), self._pivot[slot].tolist())
 
 
 def _worthwhile(rows: Tensor, others: Tensor) -> int:
