@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +18,10 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayB
 from gfn_rb.arguments import as_count, as_device, require_kind
 from gfn_rb.buffers.presets import fifo_buffer
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
+from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import (
     ArgumentError,
+    CheckpointError,
     CheckpointMismatchError,
     EmptyBufferError,
     KeyMismatchError,
@@ -30,15 +34,17 @@ from gfn_rb.torchrl_compat import generator_of, write_cursor
 
 Indices = Sequence[int] | Tensor
 
-_SUFFIX = ".metadata"
+_CONTENTS = "contents"  # the entry of a .metadata file that ObjectRL's own files lack
 
 
 class ExperienceMemory:
     """A memory of the newest experiences, for single draws, batches and epochs.
 
     It has the interface of ObjectRL's ``ReplayBuffer``, and holds a ``TensorDictReplayBuffer``,
-    :attr:`memory`. Where that one saves its counters alone, this one saves its contents too.
-    Experiences are stored in memory-mapped files on the CPU, in tensors elsewhere; every batch
+    :attr:`memory`. Where that one saves its counters alone, this one saves its contents too. In
+    ObjectRL, ``data_size`` and ``pointer`` are independent of the contents. Once set, they count on
+    from the value that they were set to, and ``len`` and epochs use them. ``buffer_size``, once
+    set, is the capacity after the next ``reset()``. Experiences are stored in memory-mapped files on the CPU, in tensors elsewhere; every batch
     comes with the ``index`` of its rows, and is a copy, on the working device.
 
     Args:
@@ -92,22 +98,38 @@ class ExperienceMemory:
 
     @property
     def buffer_size(self) -> int:
-        """How many experiences are kept."""
-        capacity: int = self.memory.storage.max_size
-        return capacity
+        """How many experiences are kept, or will be."""
+        return self._set.get("buffer_size", self.memory.storage.max_size)
+
+    @buffer_size.setter
+    def buffer_size(self, value: int) -> None:
+        self._set["buffer_size"] = value
+
+    @property
+    def data_size(self) -> int:
+        """How many experiences are stored, or count as such."""
+        return self._set.get("data_size", len(self.memory))
+
+    @data_size.setter
+    def data_size(self, value: int) -> None:
+        self._set["data_size"] = value
 
     @property
     def size(self) -> int:
-        """How many experiences are stored."""
-        return len(self)
+        """How many experiences are stored, as :attr:`data_size`."""
+        return self.data_size
 
     @property
     def pointer(self) -> int:
-        """Where the next experience is written."""
-        return write_cursor(self.memory.writer)
+        """Where the next experience is written, or counts as such."""
+        return self._set.get("pointer", write_cursor(self.memory.writer))
+
+    @pointer.setter
+    def pointer(self, value: int) -> None:
+        self._set["pointer"] = value
 
     def __len__(self) -> int:
-        return len(self.memory)
+        return self.data_size
 
     # Writing.
 
@@ -116,7 +138,7 @@ class ExperienceMemory:
         item = _tensordict(experience)
         if item.ndim:
             raise ShapeError(f"experience must have batch size [], got {list(item.batch_size)}")
-        self._write(lambda memory: memory.add(item))
+        self._write(lambda memory: memory.add(item), 1)
 
     def add_batch(self, batch: TensorDictBase) -> None:
         """Store a batch of size [n]; of one longer than the memory, the last experiences.
@@ -129,7 +151,7 @@ class ExperienceMemory:
         if rows.ndim != 1:
             raise ShapeError(f"batch must have batch size [n], got {list(rows.batch_size)}")
         if len(rows):
-            self._write(lambda memory: memory.extend(rows[-self.buffer_size :]))
+            self._write(lambda memory: memory.extend(rows[-self.buffer_size :]), len(rows))
 
     # Drawing.
 
@@ -276,34 +298,53 @@ class ExperienceMemory:
     # Files.
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Save the contents, and all that is needed to go on alike, in one file.
+        """Save the contents with their own counters, and a file that ObjectRL can load.
 
-        It takes the place of an older one in one step, see :func:`~gfn_rb.save_checkpoint`.
+        ``PATH.gfnrb`` contains the contents, see :func:`~gfn_rb.save_checkpoint`.
+        ``PATH.metadata`` contains ``buffer_size``, ``data_size`` and ``pointer``, as ObjectRL's
+        file does. Each replaces an older file in one step.
 
         Args:
-            path: of the file, less its suffix ``.metadata``.
+            path: path of the files without their suffixes.
 
         Raises:
-            CheckpointError: the disk refuses.
+            CheckpointError: writing to the disk failed.
         """
-        self._save(fspath(path) + _SUFFIX)
+        counters, file = self._counters(), Path(f"{fspath(path)}.metadata")
+        save_checkpoint(f"{fspath(path)}.gfnrb", self.memory, **counters)
+        try:
+            with published(file) as stream:
+                torch.save({**counters, _CONTENTS: "gfnrb"}, stream)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {file}: {error.strerror}") from error
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Restore what :meth:`save` saved, the size of the memory included.
+        """Restore what :meth:`save` saved, or set the counters of ObjectRL's file.
+
+        Args:
+            path: path of the files without their suffixes. ``PATH.metadata`` may also be a
+                checkpoint, as earlier versions wrote.
 
         Raises:
-            CheckpointError: there is no such file, it is damaged, or not one of :meth:`save`. The
-                memory is then as it was.
+            CheckpointError: a file is missing, damaged or not of a replay buffer. The buffer is
+                unchanged.
         """
-        self._load(fspath(path) + _SUFFIX)
+        file, contents = f"{fspath(path)}.metadata", f"{fspath(path)}.gfnrb"
+        if not zipfile.is_zipfile(file):  # also missing, where the first save was killed
+            self._load(file if Path(file).exists() else contents)
+            return
+        metadata = torch.load(file, weights_only=True)
+        if _CONTENTS in metadata:
+            self._load(contents)
+        else:
+            self._set.update({name: metadata[name] for name in self._counters()})
 
     # Within.
 
     def _counters(self) -> dict[str, Any]:
-        return {"buffer_size": self.buffer_size, "data_size": len(self), "pointer": self.pointer}
-
-    def _save(self, file: str) -> None:
-        save_checkpoint(file, self.memory, **self._counters())
+        memory = self.memory
+        capacity, pointer = memory.storage.max_size, write_cursor(memory.writer)
+        return {"buffer_size": capacity, "data_size": len(memory), "pointer": pointer}
 
     def _load(self, file: str) -> None:
         counters = load_state(file)
@@ -325,10 +366,11 @@ class ExperienceMemory:
 
     def _hold(self, memory: TensorDictReplayBuffer) -> None:
         self.memory = memory
+        self._set: dict[str, int] = {}  # counters that were set
         self._generator = generator_of(memory)
         self.epoch_iterator = None
 
-    def _write(self, write: Callable[[TensorDictReplayBuffer], Any]) -> None:
+    def _write(self, write: Callable[[TensorDictReplayBuffer], Any], n: int) -> None:
         try:
             write(self.memory)
         except OSError as error:
@@ -338,6 +380,10 @@ class ExperienceMemory:
             if not self.memory.storage.initialized:
                 self.reset()  # files are made on the first write, and the counters before them
             write(self.memory)
+        if "data_size" in self._set:
+            self.data_size = min(self.data_size + n, self.buffer_size)
+        if "pointer" in self._set:
+            self.pointer = (self.pointer + n) % self.buffer_size
 
     def _places_of(self, indices: Indices) -> Int64[Tensor, "k"]:
         places = indices if isinstance(indices, Tensor) else torch.tensor([*indices])
