@@ -91,10 +91,6 @@ class DiversityWriter(RewardPrioritizedWriter):
     """
 
     _index: SyncedIndex[NearIndex]
-    _option_names = (
-        *("cutoff_distance", "p", "near", "when", "features"),
-        *RewardPrioritizedWriter._option_names,
-    )
 
     def __init__(
         self,

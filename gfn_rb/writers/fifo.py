@@ -270,22 +270,9 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
         self,
         unique: Unique = "state",
         on_duplicate: OnDuplicate = "refresh",
-        *,
-        group: Unique = None,
-        per_group: int | None = None,
-        evict: Evict = "worst",
-        track_generations: bool = False,
-        compilable: bool | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            INDEX,
-            unique=unique,
-            on_duplicate=on_duplicate,
-            group=group,
-            per_group=per_group,
-            evict=evict,
-            track_generations=track_generations,
-        )
+        super().__init__(INDEX, "newest", unique, on_duplicate, **options)
         self._order.column = EqualKeys(INDEX)
         self._watch()  # the column is another one now
 

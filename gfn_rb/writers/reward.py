@@ -103,10 +103,6 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         tensor([-1,  0,  1])
     """
 
-    _option_names: tuple[str, ...] = (
-        *("tie", "largest", "key", "unique", "on_duplicate", "group", "per_group", "evict"),
-    )
-
     def __init__(
         self,
         key: NestedKey = LOG_REWARD,
@@ -570,13 +566,14 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             CheckpointMismatchError: the state is of a writer with other options, or of a larger
                 storage.
         """
-        expected, rank = self._options(), state_dict.get("rank", torch.empty(0))
-        came = {name: state_dict[name] for name in self._option_names if name in state_dict}
-        if came != expected:
+        expected, beside = self._options(), {"generation", *self._order.state(None)}
+        came = {name: value for name, value in state_dict.items() if name not in beside}
+        if came != expected or "rank" not in state_dict:
+            came = came if "rank" in state_dict else {}
             raise CheckpointMismatchError(
                 f"writer state is of {_listed(came)}, expected {_listed(expected)}"
             )
-        require_numbers("rank", rank, torch.int64)
+        require_numbers("rank", rank := state_dict["rank"], torch.int64)
         if self._storage is not None:
             self._check_size(rank.shape[0], self._storage)
             check_slots(self._storage)
