@@ -19,17 +19,10 @@ from tensordict import NestedKey, is_tensor_collection
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Int64, Shaped
 from gfn_rb.storages import open_shared, require_rows
-from gfn_rb.torchrl_compat import (
-    all_slots,
-    bump_mutation_revision,
-    content_version,
-    entry_of,
-    length_of,
-    mutation_revision,
-)
 
 _KEPT_APART = 256  # announcements that are not joined yet
 
@@ -84,7 +77,7 @@ class KeyColumn:
         """Return the key of every stored row, a view that only :meth:`write` may write to."""
         if isinstance(storage, ListStorage):
             return self._mirror.values(storage)
-        return self._leaf(storage)[: length_of(storage)]
+        return self._leaf(storage)[: compat.length_of(storage)]
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]
@@ -96,7 +89,7 @@ class KeyColumn:
             values = self.values(storage)
             index = index.to(values.device, non_blocking=True)
             values[index] = value.to(values, non_blocking=True)
-            bump_mutation_revision(storage)
+            compat.bump_mutation_revision(storage)
 
     def watch_also(self, reads: Callable[[NestedKey], bool]) -> None:
         """Have :meth:`version` change with other entries, too."""
@@ -138,21 +131,21 @@ class KeyColumn:
 
     def version(self, storage: Storage) -> Version:
         """Return what identifies the present content."""
-        slots = all_slots(storage)
+        slots = compat.all_slots(storage)
         if slots is None or slots is not self._slots:
             self._look_up(storage)
         else:
             for name, entry in self._entries:
-                if entry_of(slots, name) is not entry:  # replaced by another tensor
+                if compat.entry_of(slots, name) is not entry:  # replaced by another tensor
                     self._look_up(storage)
                     break
-        return content_version(storage, self._watched)
+        return compat.content_version(storage, self._watched)
 
     def version_after_write(self, storage: Storage) -> Version:
         """Return the :meth:`version` after a write in place, which replaces no tensor."""
-        if all_slots(storage) is not self._slots:
+        if compat.all_slots(storage) is not self._slots:
             self._look_up(storage)
-        return content_version(storage, self._watched)
+        return compat.content_version(storage, self._watched)
 
     def _look_up(self, storage: Storage) -> None:
         """Look up the tensors that are watched, which may have been replaced."""
@@ -160,11 +153,11 @@ class KeyColumn:
         if not isinstance(storage, ListStorage):
             self._watch_own(storage)
             if self._reads is not None:
-                for name, entry in all_slots(storage).items(True, True):
+                for name, entry in compat.all_slots(storage).items(True, True):
                     if self._reads(name) and isinstance(entry, Tensor):
                         self._entries.append((name, entry))
                         self._watched.append(entry.detach().as_subclass(Tensor))
-        self._slots = all_slots(storage)
+        self._slots = compat.all_slots(storage)
 
     def _watch_own(self, storage: Storage) -> None:
         self._watched.append(self._leaf(storage))
@@ -179,12 +172,12 @@ class KeyColumn:
 
         A memory-mapped tensor dispatches every operation through Python; its plain view does not.
         """
-        data = all_slots(storage)
+        data = compat.all_slots(storage)
         if data is None:
             open_shared(storage)
-            data = all_slots(storage)
+            data = compat.all_slots(storage)
         get = getattr(data, "get", None)  # of a TensorDict, a tensorclass or a dict of tensors
-        raw = None if get is None else entry_of(data, self.key)
+        raw = None if get is None else compat.entry_of(data, self.key)
         if self._plain is None or raw is None or raw is not self._raw:
             require_rows(storage)
             if raw is None:
@@ -220,7 +213,7 @@ class _Mirror:
 
     def announce(self, storage: Storage, index: Int64[Tensor, "*n"]) -> None:
         rows = index.reshape(-1)
-        rows, revision = rows[rows >= 0], mutation_revision(storage)
+        rows, revision = rows[rows >= 0], compat.mutation_revision(storage)
         if rows.shape[0] and revision == self._revision + rows.shape[0]:
             self._revision = revision
             self._stale.append(rows)
@@ -228,7 +221,7 @@ class _Mirror:
             self._stale = [torch.cat(self._stale).unique()]
 
     def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
-        revision, stored = mutation_revision(storage), len(storage)
+        revision, stored = compat.mutation_revision(storage), len(storage)
         if revision != self._revision:
             self._values = self._read(storage, range(stored))
         elif self._stale:

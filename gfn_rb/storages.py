@@ -24,18 +24,9 @@ from torchrl.data.replay_buffers.storages import (
     TensorStorage,
 )
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ShapeError
 from gfn_rb.shapes import Int64, Rows
-from gfn_rb.torchrl_compat import (
-    all_slots,
-    as_plain,
-    bump_mutation_revision,
-    length_of,
-    new_tensordict,
-    set_last_cursor,
-    set_length,
-    wait_for_init,
-)
 
 _TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")
@@ -59,7 +50,7 @@ def require_rows(storage: Storage) -> None:
 def open_shared(storage: Storage) -> None:
     """Open a storage with ``shared_init=True`` that another process has laid out."""
     if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
-        wait_for_init(storage)
+        compat.wait_for_init(storage)
 
 
 def is_laid_out(storage: Storage) -> bool:
@@ -100,7 +91,7 @@ def stored_rows(storage: Storage) -> Rows:
         if len({row.device for row in rows}) > 1:  # loaded ones know none
             rows = [row.clone(False).clear_device_() for row in rows]
         return lazy_stack(rows)
-    return all_slots(storage)[: len(storage)]
+    return compat.all_slots(storage)[: len(storage)]
 
 
 class _RowAccess(TensorStorage):
@@ -114,7 +105,7 @@ class _RowAccess(TensorStorage):
         """Return rows, as the base class does."""
         if self.initialized and self.ndim == 1 and _is_vector(index):
             try:
-                rows = _selected(all_slots(self), index, length_of(self))
+                rows = _selected(compat.all_slots(self), index, compat.length_of(self))
             except (IndexError, RuntimeError):  # such as indices counted from the end
                 rows = None
             if rows is not None:
@@ -125,16 +116,16 @@ class _RowAccess(TensorStorage):
         """Write rows, as the base class does."""
         pairs: list[tuple[Tensor, Tensor]] = []
         is_plain = self.initialized and self.ndim == 1 and _is_vector(cursor)
-        if not (is_plain and _paired(all_slots(self), data, cursor.shape, pairs)):
+        if not (is_plain and _paired(compat.all_slots(self), data, cursor.shape, pairs)):
             super().set(cursor, data, set_cursor=set_cursor)
             return
         if set_cursor:
-            set_last_cursor(self, cursor)
-            set_length(self, min(length_of(self) + cursor.shape[0], self.max_size))
+            compat.set_last_cursor(self, cursor)
+            compat.set_length(self, min(compat.length_of(self) + cursor.shape[0], self.max_size))
         try:
             for held, rows in pairs:
                 held.index_copy_(0, cursor, rows)
-            bump_mutation_revision(self)
+            compat.bump_mutation_revision(self)
         except (IndexError, RuntimeError):
             super().set(cursor, data, set_cursor=False)
 
@@ -231,7 +222,7 @@ def _selected(held: Any, index: Int64[Tensor, "n"], length: int) -> TensorDict |
     rows: dict[str, Any] = {}
     for name, entry in held.items():
         if type(entry) in _TENSORS:
-            leaf = entry if type(entry) is Tensor else as_plain(entry)
+            leaf = entry if type(entry) is Tensor else compat.as_plain(entry)
             if leaf.is_cpu:
                 used = leaf if length == leaf.shape[0] else leaf[:length]
                 rows[name] = used.index_select(0, index)
@@ -239,7 +230,7 @@ def _selected(held: Any, index: Int64[Tensor, "n"], length: int) -> TensorDict |
         rows[name] = inner = _selected(entry, index, length)
         if inner is None:
             return None
-    return new_tensordict(rows, torch.Size(index.shape + held.batch_size[1:]), held.device)
+    return compat.new_tensordict(rows, torch.Size(index.shape + held.batch_size[1:]), held.device)
 
 
 def _paired(held: Any, rows: Any, shape: torch.Size, pairs: list[tuple[Tensor, Tensor]]) -> bool:
@@ -252,7 +243,7 @@ def _paired(held: Any, rows: Any, shape: torch.Size, pairs: list[tuple[Tensor, T
     for name, entry in held.items():
         value: Any = entries.get(name)
         if type(entry) in _TENSORS and type(value) in _TENSORS:
-            entry, value = as_plain(entry), as_plain(value)
+            entry, value = compat.as_plain(entry), compat.as_plain(value)
             fits = value.dtype == entry.dtype and value.shape == shape + entry.shape[1:]
             if not (fits and entry.is_cpu and value.is_cpu) or value.requires_grad:
                 return False

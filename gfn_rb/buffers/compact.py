@@ -13,19 +13,9 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.envs.transforms import Transform
 
+from gfn_rb import keys
 from gfn_rb.containers import Trajectories, convert
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
-from gfn_rb.keys import (
-    ACTION,
-    CONDITION,
-    IS_BACKWARD,
-    LENGTH,
-    NEXT,
-    NEXT_PACKED_STATE,
-    NEXT_STATE,
-    PACKED_STATE,
-    STATE,
-)
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Shaped
 from gfn_rb.torchrl_compat import new_tensordict
@@ -101,7 +91,8 @@ class CompactRows(Transform):
         self.states = states
         # In a tuple, for the environment is no submodule: its tensors are not the buffer's state.
         self._env = (env,)
-        self._columns = [each for each in _columns(env) if states == "narrow" or each.key != STATE]
+        is_kept = states == "narrow"
+        self._columns = [each for each in _columns(env) if is_kept or each.key != keys.STATE]
 
     def __repr__(self) -> str:
         env = self._env[0]
@@ -133,7 +124,7 @@ class CompactRows(Transform):
         ]
         if self.states == "rebuild":
             self._require_rebuildable(tensordict if batch_dims else tensordict.unsqueeze(0))
-            del entries[STATE]
+            del entries[keys.STATE]
         return _exchanged(tensordict, entries, narrow)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -147,7 +138,7 @@ class CompactRows(Transform):
         rows = _exchanged(tensordict, entries, whole)
         if self.states == "rebuild":
             state = self._rebuilt(rows if rows.ndim else rows.unsqueeze(0))
-            rows.set(STATE, state if rows.ndim else state[0])
+            rows.set(keys.STATE, state if rows.ndim else state[0])
         return rows
 
     def check_size(self, tensordict: TensorDictBase, max_nbytes: int) -> None:
@@ -160,7 +151,7 @@ class CompactRows(Transform):
         Raises:
             ArgumentError: they have more.
         """
-        nbytes, action = 0, _get(dict(tensordict.items()), ACTION)
+        nbytes, action = 0, _get(dict(tensordict.items()), keys.ACTION)
         if self.states == "rebuild" and action is not None and action.ndim > 1:
             nbytes = action.shape[0] * (action.shape[1] + 1) * self._env[0].source_state.nbytes
         if nbytes <= max_nbytes < nbytes + _WIDEST * tensordict.bytes() and len(tensordict):
@@ -177,7 +168,7 @@ class CompactRows(Transform):
         Args:
             source: its ``features`` over whole rows.
         """
-        return source if source == CONDITION else partial(self._features_of, source)
+        return source if source == keys.CONDITION else partial(self._features_of, source)
 
     def identity(self, unique: Unique) -> Unique:
         """Return what :meth:`~gfn_rb.RewardPrioritizedWriter.identify` takes over compact rows.
@@ -198,23 +189,23 @@ class CompactRows(Transform):
 
     def _require_rebuildable(self, rows: TensorDictBase) -> None:
         """Raise unless states are what comes of the actions, or they would come back changed."""
-        if not {STATE, ACTION, LENGTH} <= set(rows.keys()):
+        if not {keys.STATE, keys.ACTION, keys.LENGTH} <= set(rows.keys()):
             raise KeyMismatchError(
-                f"rows must be trajectories for states='rebuild', with {STATE!r}, {ACTION!r} and "
-                f"{LENGTH!r}, got {sorted(map(str, rows.keys()))}: a single step or state does not "
-                "tell how it was come to, states='narrow' stores it"
+                f"rows must be trajectories for states='rebuild', with {keys.STATE!r}, "
+                f"{keys.ACTION!r} and {keys.LENGTH!r}, got {sorted(map(str, rows.keys()))}: a "
+                "single step or state does not tell how it was come to, states='narrow' stores it"
             )
         trajectories = Trajectories.from_tensordict(rows)
         (env,), state, action = self._env, trajectories.state, trajectories.action
         env.check_state(state.flatten(0, 1))
         if action.shape[2:] != env.action_shape:
             expected = ", ".join(["n", "T", *map(str, env.action_shape)])
-            raise ShapeError(f"{ACTION!r} must have shape [{expected}], got {list(action.shape)}")
+            raise ShapeError(f"'action' must have shape [{expected}], got {list(action.shape)}")
         rebuilt = self._rebuilt(rows)
         if not torch.equal(rebuilt, state):
             row, step = (state != rebuilt)[..., None].flatten(2).any(2).nonzero()[0].tolist()
             raise ArgumentError(
-                f"{STATE!r} must be what the actions lead to, as they alone are stored, got "
+                f"{keys.STATE!r} must be what the actions lead to, as they alone are stored, got "
                 f"{state[row, step].tolist()} at step {step} of row {row}, expected "
                 f"{rebuilt[row, step].tolist()}: nothing was written"
             )
@@ -222,8 +213,8 @@ class CompactRows(Transform):
     def _rebuilt(self, rows: TensorDictBase) -> Shaped[Tensor, "n T1 *S"]:
         """Return the states of trajectories, from actions and lengths of 64 bits."""
         env = self._env[0]
-        action, length = rows.get(ACTION), rows.get(LENGTH)
-        is_backward = rows.get(IS_BACKWARD, None)
+        action, length = rows.get(keys.ACTION), rows.get(keys.LENGTH)
+        is_backward = rows.get(keys.IS_BACKWARD, None)
         turn = is_backward is not None
         if turn and is_backward.is_cpu:  # a device is not waited for
             turn = bool(is_backward.any())
@@ -239,7 +230,7 @@ class CompactRows(Transform):
             return torch.cat([source(whole) for whole in chunks])
         # The writer appends the condition itself.
         read = Features(source)
-        return torch.cat([read(whole.exclude(CONDITION)) for whole in chunks])
+        return torch.cat([read(whole.exclude(keys.CONDITION)) for whole in chunks])
 
 
 def compact_rows_of(rb: ReplayBuffer | None) -> CompactRows | None:
@@ -312,11 +303,12 @@ def _bounds(values: list[Tensor]) -> Iterator[tuple[int, int]]:
 def _columns(env: Environment) -> Iterator[_Column]:
     """Yield the columns that an environment bounds."""
     if not env.action_shape:
-        yield _Column(ACTION, ACTION, torch.int64, (env.dummy_action, env.exit_action))
-    yield _Column(LENGTH, LENGTH, torch.int64, (1, env.max_length))
+        yield _Column(keys.ACTION, keys.ACTION, torch.int64, (env.dummy_action, env.exit_action))
+    yield _Column(keys.LENGTH, keys.LENGTH, torch.int64, (1, env.max_length))
     if env.state_range is not None:
-        for key, held_as in ((STATE, PACKED_STATE), (NEXT_STATE, NEXT_PACKED_STATE)):
-            yield _Column(key, held_as, env.state_dtype, env.state_range, env.state_shape)
+        like = env.state_dtype, env.state_range, env.state_shape
+        yield _Column(keys.STATE, keys.PACKED_STATE, *like)
+        yield _Column(keys.NEXT_STATE, keys.NEXT_PACKED_STATE, *like)
 
 
 def _exchanged(
@@ -325,10 +317,10 @@ def _exchanged(
     columns: list[tuple[NestedKey, NestedKey, Tensor]],
 ) -> TensorDictBase:
     """Return rows with some columns (old key, new key, tensor) in the place of others, copied."""
-    if NEXT in entries:
-        entries[NEXT] = entries[NEXT].copy()
+    if keys.NEXT in entries:
+        entries[keys.NEXT] = entries[keys.NEXT].copy()
     for old, new, value in columns:
-        inside = entries if isinstance(old, str) else entries[NEXT]
+        inside = entries if isinstance(old, str) else entries[keys.NEXT]
         del inside[old if isinstance(old, str) else old[1]]
         inside[new if isinstance(new, str) else new[1]] = value
     return new_tensordict(entries, rows.batch_size, rows.device)
@@ -338,4 +330,4 @@ def _get(entries: dict[str, Any], key: NestedKey) -> Any:
     """Return a column, of which those of two names lie in what follows a step."""
     if isinstance(key, str):
         return entries.get(key)
-    return entries[NEXT].get(key[1], None) if NEXT in entries else None
+    return entries[keys.NEXT].get(key[1], None) if keys.NEXT in entries else None

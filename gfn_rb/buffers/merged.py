@@ -14,6 +14,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.envs.transforms import Transform
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
 from gfn_rb.buffers.statistics import total
@@ -26,17 +27,6 @@ from gfn_rb.numerics.weighted_union import Groups
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
 from gfn_rb.storages import EncodedStorage
-from gfn_rb.torchrl_compat import (
-    attached_generations,
-    entry_of,
-    member_samplers,
-    outside_graph,
-    replay_lock,
-    set_attached_generations,
-    set_ensemble_generator,
-    set_write_lock,
-    write_lock,
-)
 
 _TAGS = frozenset((INDEX, BUFFER_ID, DRAW_LOG_PROB))
 
@@ -146,7 +136,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             **kwargs,
         )
         if self.shared:
-            set_write_lock(self, WriteLock())
+            compat.set_write_lock(self, WriteLock())
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Set the generator of merged draws and of the members, which keep theirs for None."""
@@ -154,7 +144,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             self._init()
         self._rng = generator
         for part in (self._storage, self._sampler, self._writer):
-            set_ensemble_generator(part, generator)
+            compat.set_ensemble_generator(part, generator)
         if generator is not None:
             for member in self._rbs:
                 member.set_rng(generator)
@@ -169,7 +159,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         kind = SamplerEnsemble if self._stacks else MergedSampler
         k, came = len(self._rbs), type(sampler).__name__
         fits = isinstance(sampler, kind) and isinstance(sampler, MergedSampler) != self._stacks
-        parts = member_samplers(sampler) if fits else []
+        parts = compat.member_samplers(sampler) if fits else []
         if len(parts) != k:
             came += f" of {len(parts)}" if fits else ""
             raise ArgumentError(f"sampler must be a {kind.__name__} of {k} samplers, got {came}")
@@ -184,11 +174,11 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         ensemble = super()._maybe_make_sampler(sampler)
         if self._stacks:
             return ensemble
-        return MergedSampler(*member_samplers(ensemble), p=self._shares)
+        return MergedSampler(*compat.member_samplers(ensemble), p=self._shares)
 
     # Sampling.
 
-    @outside_graph
+    @compat.outside_graph
     def _sample(self, batch_size: int) -> tuple[Any, Any]:
         if self._stacks or self._sampler.stacks(self._storage):
             return self._stacked(batch_size)
@@ -222,8 +212,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         with ExitStack() as stack:
             # In one order, or two merged buffers could wait for each other.
             for rb in (self, *sorted(self._rbs, key=id)):
-                stack.enter_context(replay_lock(rb))
-                stack.enter_context(write_lock(rb))
+                stack.enter_context(compat.replay_lock(rb))
+                stack.enter_context(compat.write_lock(rb))
             yield
 
     def _rows(self, drawn: TensorDictBase) -> Any:
@@ -242,7 +232,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         held = [rb.storage.ragged for rb in self._rbs if isinstance(rb.storage, EncodedStorage)]
         masks = {mask_key(key) for ragged in held for key in ragged.values()}
         for name in masks.union(*held):
-            values = [entry_of(batch, name) for batch in batches]
+            values = [compat.entry_of(batch, name) for batch in batches]
             if all(isinstance(value, Tensor) and not value.is_nested for value in values):
                 width = max(value.shape[1] for value in values)
                 for batch, value in zip(batches, values, strict=True):
@@ -282,12 +272,12 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         """
         if data.ndim != 1:
             raise ShapeError(f"data must have batch size [n], got {list(data.batch_size)}")
-        member, noted = data.get(BUFFER_ID), attached_generations(data.get(INDEX))
+        member, noted = data.get(BUFFER_ID), compat.attached_generations(data.get(INDEX))
         for i in member.unique().tolist():
             if isinstance(self._rbs[i], TensorDictReplayBuffer):
                 rows = data[member == i]
                 if noted is not None:  # which only the whole batch remembers
-                    set_attached_generations(rows.get(INDEX), noted[member == i])
+                    compat.set_attached_generations(rows.get(INDEX), noted[member == i])
                 self._rbs[i].update_tensordict_priority(rows)
 
     def __getitem__(self, index: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count
 from gfn_rb.errors import (
     ArgumentError,
@@ -28,15 +29,6 @@ from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import require
 from gfn_rb.shapes import Int64
-from gfn_rb.torchrl_compat import (
-    UNKNOWN_GENERATION,
-    all_slots,
-    attached_generations,
-    member_storages,
-    new_tensordict,
-    set_attached_generations,
-    set_ensemble_generator,
-)
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
 RowsOfMembers = tuple[TensorDictBase, Any]
@@ -97,7 +89,7 @@ class MergedSampler(SamplerEnsemble):
         """
         if isinstance(self._p, str):
             return False
-        kinds = [keys for each in member_storages(storage) if (keys := _stored_keys(each))]
+        kinds = [keys for each in compat.member_storages(storage) if (keys := _stored_keys(each))]
         alike = all(keys == kinds[0] for keys in kinds)
         return not alike and not all(LOG_REWARD in keys for keys in kinds)
 
@@ -110,23 +102,23 @@ class MergedSampler(SamplerEnsemble):
         """
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
-        if not any(len(each) for each in member_storages(storage)):
+        if not any(len(each) for each in compat.member_storages(storage)):
             raise EmptyBufferError(f"cannot draw {batch_size} items: all members are empty")
         if isinstance(self._p, str) and self._p == "mass":
-            return self._by_mass(member_storages(storage), batch_size)
+            return self._by_mass(compat.member_storages(storage), batch_size)
         if self.stacks(storage):
             return self._stacked(storage, batch_size)
-        return self._by_member(member_storages(storage), batch_size)
+        return self._by_member(compat.member_storages(storage), batch_size)
 
     def can_sample(self, storage: StorageEnsemble, batch_size: int) -> bool:
         """Return whether a batch of this size can be drawn."""
-        n_rows = sum(len(each) for each in member_storages(storage))
+        n_rows = sum(len(each) for each in compat.member_storages(storage))
         if n_rows == 0 or isinstance(self._p, str):
             strict = self._p == "mass" and self._samplers[0].replacement is False
             return n_rows >= (batch_size if strict else 1)
         if self.stacks(storage) and batch_size % len(self._samplers):
             return False
-        return bool(self._weights(member_storages(storage)).any())
+        return bool(self._weights(compat.member_storages(storage)).any())
 
     # Drawing.
 
@@ -173,13 +165,13 @@ class MergedSampler(SamplerEnsemble):
             info[DRAW_LOG_PROB] = within + of_member.to(within, non_blocking=True)
         device = next(index.device for index, _ in drawn if index.shape[0])
         row = groups.join([index.to(device, non_blocking=not index.shape[0]) for index, _ in drawn])
-        noted = [attached_generations(index) for index, _ in drawn]
+        noted = [compat.attached_generations(index) for index, _ in drawn]
         if any(each is not None for each in noted):
             stamps = [
-                torch.full_like(index, UNKNOWN_GENERATION) if each is None else each
+                torch.full_like(index, compat.UNKNOWN_GENERATION) if each is None else each
                 for each, (index, _) in zip(noted, drawn, strict=True)
             ]
-            set_attached_generations(row, groups.join([each.to(device) for each in stamps]))
+            compat.set_attached_generations(row, groups.join([each.to(device) for each in stamps]))
         return _rows_of_members(member, row, info)
 
     def _weights(self, storages: Sequence[Storage]) -> Tensor:
@@ -198,8 +190,9 @@ class MergedSampler(SamplerEnsemble):
                 f"member: batch_size must be a multiple of {k}, got {n}"
             )
         # TorchRL's own way, but for empty members, which it would draw from and fail.
-        ensemble = SamplerEnsemble(*self._samplers, p=self._weights(member_storages(storage)))
-        set_ensemble_generator(ensemble, self._rng)
+        share = self._weights(compat.member_storages(storage))
+        ensemble = SamplerEnsemble(*self._samplers, p=share)
+        compat.set_ensemble_generator(ensemble, self._rng)
         return ensemble.sample(storage, n)
 
     # State: the shares, beside that of the members.
@@ -261,7 +254,7 @@ def _numbered(held: list[int], part: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
 
 
 def _rows_of_members(member: Tensor, row: Tensor, info: dict[str, Any]) -> RowsOfMembers:
-    return new_tensordict({BUFFER_IDS: member, INDEX: row}, row.shape), info
+    return compat.new_tensordict({BUFFER_IDS: member, INDEX: row}, row.shape), info
 
 
 def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[str, Any]]:
@@ -291,7 +284,7 @@ def _shared_info(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def _stored_keys(storage: Storage) -> set[NestedKey]:
-    stored = all_slots(storage) if len(storage) else None
+    stored = compat.all_slots(storage) if len(storage) else None
     return set(stored.keys(True, True)) - {INDEX} if isinstance(stored, TensorDictBase) else set()
 
 

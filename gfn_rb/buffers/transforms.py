@@ -10,22 +10,10 @@ from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Compose, Transform
 
+from gfn_rb import keys
 from gfn_rb.arguments import as_count, kind_of
 from gfn_rb.containers import States, Trajectories, Transitions, convert
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.keys import (
-    ACTION,
-    CONDITION,
-    EPISODE,
-    EPISODE_LOG_REWARD,
-    IS_TERMINATING,
-    LENGTH,
-    LOG_PROB,
-    LOG_REWARD,
-    NEXT,
-    POLICY_VERSION,
-    STATE,
-)
 from gfn_rb.shapes import Bool, Int64
 
 Rows = Transitions | States
@@ -79,7 +67,7 @@ class KeepItems(RowTransform):
         rows = rows.exclude(*self.dropped)
         if self.n_steps is None or not are_trajectories(rows):
             return rows
-        if rows.get(ACTION).shape[1:2] == (self.n_steps,):
+        if rows.get(keys.ACTION).shape[1:2] == (self.n_steps,):
             return rows
         trajectories = Trajectories.from_tensordict(rows)
         if trajectories.n_steps > self.n_steps and len(rows):
@@ -108,9 +96,10 @@ class KeepTerminatingStates(RowTransform):
         self.regenerate = regenerate
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
-        kept = rows.select(STATE, LOG_REWARD, CONDITION, POLICY_VERSION, strict=False)
+        beside = keys.LOG_REWARD, keys.CONDITION, keys.POLICY_VERSION
+        kept = rows.select(keys.STATE, *beside, strict=False)
         if are_trajectories(rows):
-            kept.set(STATE, Trajectories.from_tensordict(rows).terminating_states)
+            kept.set(keys.STATE, Trajectories.from_tensordict(rows).terminating_states)
         else:
             _require_terminating(rows)
         return kept
@@ -121,8 +110,8 @@ class KeepTerminatingStates(RowTransform):
             return super().forward(tensordict)
         if tensordict.ndim == 0:  # a single item, as rb[0]
             return self.forward(tensordict.unsqueeze(0))[0]
-        version, made = tensordict.get(POLICY_VERSION, None), self.regenerate(tensordict)
-        return made if version is None else made.set(POLICY_VERSION, version)
+        version, made = tensordict.get(keys.POLICY_VERSION, None), self.regenerate(tensordict)
+        return made if version is None else made.set(keys.POLICY_VERSION, version)
 
 
 class KeepRows(RowTransform):
@@ -148,26 +137,26 @@ class KeepRows(RowTransform):
         return super()._inv_call(tensordict)
 
     def _stored(self, rows: TensorDictBase) -> TensorDict:
-        version = rows.get(POLICY_VERSION, None)
+        version = rows.get(keys.POLICY_VERSION, None)
         if are_trajectories(rows):
             trajectories = Trajectories.from_tensordict(rows)
             kept, length = self._split(trajectories), trajectories.length
             number = torch.arange(len(length), device=length.device)
             episode = number.repeat_interleave(length, output_size=len(kept))
             td = self._stamped(kept, episode, trajectories.log_reward)
-            return td if version is None else td.set(POLICY_VERSION, version[episode])
+            return td if version is None else td.set(keys.POLICY_VERSION, version[episode])
         kept, is_backward = self._read(rows)
-        if {EPISODE, EPISODE_LOG_REWARD} <= set(rows.keys()):
-            td = kept.to_tensordict().update(rows.select(EPISODE, EPISODE_LOG_REWARD))
+        if {keys.EPISODE, keys.EPISODE_LOG_REWARD} <= set(rows.keys()):
+            td = kept.to_tensordict().update(rows.select(keys.EPISODE, keys.EPISODE_LOG_REWARD))
         else:
             episode = _episodes(kept.is_terminating, is_backward)
             td = self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
-        return td if version is None else td.set(POLICY_VERSION, version)
+        return td if version is None else td.set(keys.POLICY_VERSION, version)
 
     def _stamped(self, rows: Rows, episode: Int64[Tensor, "m"], log_reward: Tensor) -> TensorDict:
         td = rows.to_tensordict()
-        td.set(EPISODE, episode + self.n_episodes.to(episode.device, non_blocking=True))
-        td.set(EPISODE_LOG_REWARD, log_reward[episode])
+        td.set(keys.EPISODE, episode + self.n_episodes.to(episode.device, non_blocking=True))
+        td.set(keys.EPISODE_LOG_REWARD, log_reward[episode])
         self.n_episodes += len(log_reward)
         return td
 
@@ -183,7 +172,7 @@ class KeepRows(RowTransform):
 class KeepTransitions(KeepRows):
     """Stores a row per action, without some optional fields. See ``KeepRows``."""
 
-    def __init__(self, dropped: tuple[str, ...] = (LOG_PROB,)) -> None:
+    def __init__(self, dropped: tuple[str, ...] = (keys.LOG_PROB,)) -> None:
         super().__init__()
         self.dropped = dropped
 
@@ -205,7 +194,7 @@ class KeepStates(KeepRows):
         return trajectories.to_states()
 
     def _read(self, data: TensorDictBase) -> tuple[States, Tensor | None]:
-        if NEXT not in data.keys():  # noqa: SIM118
+        if keys.NEXT not in data.keys():  # noqa: SIM118
             return States.from_tensordict(data), None
         rows = Transitions.from_tensordict(data)
         return rows.to_states(), rows.is_backward
@@ -213,18 +202,18 @@ class KeepStates(KeepRows):
 
 def are_trajectories(rows: TensorDictBase) -> bool:
     """Return whether rows are trajectories, by their keys."""
-    return set(rows.keys()) >= {ACTION, LENGTH}
+    return set(rows.keys()) >= {keys.ACTION, keys.LENGTH}
 
 
 def _require_terminating(rows: TensorDictBase) -> None:
-    if ACTION in rows.keys():  # noqa: SIM118
+    if keys.ACTION in rows.keys():  # noqa: SIM118
         raise KeyMismatchError(
-            f"rows hold {ACTION!r} and no {LENGTH!r}: expected trajectories or terminating states, "
-            "not transitions"
+            "rows hold 'action' and no 'length': expected trajectories or terminating states, not "
+            "transitions"
         )
-    if STATE not in rows.keys():  # noqa: SIM118
-        raise KeyMismatchError(f"rows lack {STATE!r}: they hold {sorted(map(str, rows.keys()))}")
-    terminating = rows.get(IS_TERMINATING, None)
+    if keys.STATE not in rows.keys():  # noqa: SIM118
+        raise KeyMismatchError(f"rows lack 'state': they hold {sorted(map(str, rows.keys()))}")
+    terminating = rows.get(keys.IS_TERMINATING, None)
     if terminating is not None and not bool(terminating.all()):
         raise ArgumentError(
             f"{int((~terminating).sum())} of {len(rows)} states are not terminating: expected "

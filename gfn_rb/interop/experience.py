@@ -44,8 +44,9 @@ class ExperienceMemory:
     :attr:`memory`. Where that one saves its counters alone, this one saves its contents too. In
     ObjectRL, ``data_size`` and ``pointer`` are independent of the contents. Once set, they count on
     from the value that they were set to, and ``len`` and epochs use them. ``buffer_size``, once
-    set, is the capacity after the next ``reset()``. Experiences are stored in memory-mapped files on the CPU, in tensors elsewhere; every batch
-    comes with the ``index`` of its rows, and is a copy, on the working device.
+    set, is the capacity after the next ``reset()``. Experiences are stored in memory-mapped files
+    on the CPU, in tensors elsewhere; every batch comes with the ``index`` of its rows, and is a
+    copy, on the working device.
 
     Args:
         device: device of drawn batches.

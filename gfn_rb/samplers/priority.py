@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics.flat import on_host
@@ -18,14 +19,6 @@ from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.shapes import Int64
-from gfn_rb.torchrl_compat import (
-    UNKNOWN_GENERATION,
-    attach_generations,
-    attached_generations,
-    outside_graph,
-    slot_generations,
-    track_slot_generations,
-)
 
 _AT_LEAST_0 = "a number of at least 0"
 
@@ -133,7 +126,7 @@ class PrioritySampler(KeySampler):
     def _log_weight(self, value: Tensor) -> Tensor:
         return torch.special.xlogy(self.alpha, value.to(torch.float64) + self.eps)
 
-    @outside_graph
+    @compat.outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw the indices of a batch, with ``priority_weight``, as the base class does."""
         self._storage = storage
@@ -147,11 +140,13 @@ class PrioritySampler(KeySampler):
 
     def _note_drawn(self, index: Tensor, storage: Storage) -> None:
         """Remember of which rows a batch is, should others have their slots when it comes back."""
-        stamps, n_slots = attach_generations(index, storage), len(track_slot_generations(storage))
+        stamps = compat.attach_generations(index, storage)
+        n_slots = len(compat.track_slot_generations(storage))
         if self._drawn is None or self._drawn.shape[0] < n_slots:
-            before, self._drawn = self._drawn, stamps.new_full((n_slots,), UNKNOWN_GENERATION)
-            if before is not None:
-                self._drawn[: before.shape[0]] = before
+            grown = stamps.new_full((n_slots,), compat.UNKNOWN_GENERATION)
+            if self._drawn is not None:
+                grown[: self._drawn.shape[0]] = self._drawn
+            self._drawn = grown
         self._drawn.index_copy_(0, index, stamps)
 
     # Priorities.
@@ -160,7 +155,7 @@ class PrioritySampler(KeySampler):
         """Record that rows were written, -1 for a rejected one."""
         if storage is not None:
             self._storage = storage
-            track_slot_generations(storage)  # before it is shared with other processes
+            compat.track_slot_generations(storage)  # before it is shared with other processes
         super().mark_update(index, storage=storage)
 
     def add(self, index: int | Tensor) -> None:
@@ -169,7 +164,7 @@ class PrioritySampler(KeySampler):
 
     extend = add
 
-    @outside_graph
+    @compat.outside_graph
     def update_priority(
         self,
         index: int | Tensor,
@@ -222,7 +217,7 @@ class PrioritySampler(KeySampler):
                 return
             highest = int(row.max())
         _check(highest, value, storage.max_size)
-        late = (drawn != UNKNOWN_GENERATION) & (drawn != now)
+        late = (drawn != compat.UNKNOWN_GENERATION) & (drawn != now)
         if highest >= len(storage):
             late |= row >= len(storage)
         if late.any():
@@ -237,22 +232,22 @@ class PrioritySampler(KeySampler):
         # Of rows just inserted, TorchRL passes on the same tensor; of a single one, its number.
         if index is inserted or (isinstance(inserted, int) and row.tolist() == [inserted]):
             return None
-        noted = attached_generations(index)
+        noted = compat.attached_generations(index)
         if noted is not None or self._drawn is None:
             return None if noted is None else noted.reshape(-1)
         at = row.to(self._drawn.device)
         is_known = (at >= 0) & (at < self._drawn.shape[0])
         return self._drawn.index_select(0, at.where(is_known, 0)).where(
-            is_known, UNKNOWN_GENERATION
+            is_known, compat.UNKNOWN_GENERATION
         )
 
     def _generations(
         self, row: Int64[Tensor, "m"], storage: Storage, drawn: Tensor | None
     ) -> tuple[Int64[Tensor, "m"], Int64[Tensor, "m"]]:
         """Return the stamp of each row when it was drawn, unknown where nobody knows, and now."""
-        stamps = slot_generations(storage)
+        stamps = compat.slot_generations(storage)
         if drawn is None or stamps is None:
-            unknown = torch.full_like(row, UNKNOWN_GENERATION)
+            unknown = torch.full_like(row, compat.UNKNOWN_GENERATION)
             return unknown, unknown
         at = row.to(stamps.device).clamp(0, stamps.shape[0] - 1)
         return drawn, stamps.index_select(0, at)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import require_choice, require_flag
 from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError
@@ -18,16 +19,6 @@ from gfn_rb.shapes import Rows
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, share_writes
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import EncodedStorage, open_shared, storage_device
-from gfn_rb.torchrl_compat import (
-    all_slots,
-    leaves_of,
-    mark_update,
-    outside_graph,
-    raise_slot_generations,
-    set_write_cursor,
-    track_slot_generations,
-    write_cursor,
-)
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
@@ -97,7 +88,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Attach the storage to write to."""
         super().register_storage(storage)
         if self.tracks_generations:
-            track_slot_generations(storage)  # in shared memory, which TorchRL's is not
+            compat.track_slot_generations(storage)  # in shared memory, which TorchRL's is not
         share_writes(storage, self)
 
     def add(self, data: Rows) -> int | Tensor:
@@ -118,7 +109,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         self._record(1)
         return super().add(self._on_storage_device(data))
 
-    @outside_graph
+    @compat.outside_graph
     def extend(self, data: Rows) -> Tensor:
         """Write a batch over the oldest items.
 
@@ -134,7 +125,8 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             ShapeError: an entry has another shape or dtype than the stored one.
         """
         if not _are_rows(data):
-            self._record(len(leaves_of(data)[0] if isinstance(data, (dict, tuple)) else data))
+            is_tree = isinstance(data, (dict, tuple))
+            self._record(len(compat.leaves_of(data)[0] if is_tree else data))
             return RoundRobinWriter.extend(self, detached(data))
         if not data.shape[0]:
             return torch.empty(0, dtype=torch.int64)
@@ -146,24 +138,24 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         if tensors is None and not is_encoded:
             self._record(n)
             return super().extend(self._on_storage_device(data))
-        start, size = write_cursor(self), storage.max_size
+        start, size = compat.write_cursor(self), storage.max_size
         slot = torch.arange(start, start + n, device=data.device) % size
         if is_recorded(storage):
             record_slots(storage, slot.cpu())
-        set_write_cursor(self, (start + n) % size)
+        compat.set_write_cursor(self, (start + n) % size)
         self._write_count += n
         data.set(INDEX, slot)
         if tensors is None:
             storage.write(slot.cpu(), data, set_cursor=True)
         else:
             write_run(storage, start, {**tensors, INDEX: slot})
-        raise_slot_generations(storage, slot)
-        mark_update(storage, slot)
+        compat.raise_slot_generations(storage, slot)
+        compat.mark_update(storage, slot)
         return slot
 
     def _side_by_side(self, data: Rows) -> dict[NestedKey, Tensor] | None:
         """Return the columns of a batch that can be copied whole over stored rows, None if not."""
-        stored, has_room = all_slots(self._storage), data.shape[0] <= self._storage.max_size
+        stored, has_room = compat.all_slots(self._storage), data.shape[0] <= self._storage.max_size
         is_plain = type(data) is type(stored) is TensorDict and self._storage.ndim == 1
         is_plain = is_plain and not isinstance(self._storage, EncodedStorage)
         is_plain = is_plain and stored.get(INDEX, None) is not None
@@ -198,9 +190,9 @@ class FIFOWriter(TensorDictRoundRobinWriter):
             open_shared(self._storage)
             n_slots = self._storage.max_size
             if getattr(self._storage, "initialized", False):  # perhaps of several dimensions
-                rows = all_slots(self._storage)
-                n_slots = len(rows if _are_rows(rows) else leaves_of(rows)[0])
-            first = write_cursor(self)
+                rows = compat.all_slots(self._storage)
+                n_slots = len(rows if _are_rows(rows) else compat.leaves_of(rows)[0])
+            first = compat.write_cursor(self)
             slot = torch.arange(first, first + n)
             record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
 
@@ -210,12 +202,12 @@ class FIFOWriter(TensorDictRoundRobinWriter):
 
     def counters(self) -> list[int]:
         """Return the next slot and the number of rows written."""
-        return [write_cursor(self), self._write_count]
+        return [compat.write_cursor(self), self._write_count]
 
     def roll_back(self, counters: list[int]) -> None:
         """Restore what :meth:`counters` returned; empty if nothing was written."""
         if counters:
-            set_write_cursor(self, counters[0])
+            compat.set_write_cursor(self, counters[0])
             self._write_count = counters[1]
 
     def _empty(self, empty_write_count: bool = True) -> None:
@@ -227,8 +219,8 @@ class FIFOWriter(TensorDictRoundRobinWriter):
         """Go on behind the rows that others stored, as long as there is room."""
         stored = len(self._storage)
         has_room = self._storage.ndim == 1 and stored < self._storage.max_size
-        if has_room and write_cursor(self) != stored:
-            set_write_cursor(self, stored)
+        if has_room and compat.write_cursor(self) != stored:
+            compat.set_write_cursor(self, stored)
 
     def _checked(self, row: Rows) -> Rows:
         rows = row.unsqueeze(0)

@@ -12,6 +12,7 @@ from tensordict import NestedKey, lazy_stack, unravel_key
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import require_choice, require_flag, require_key, require_kind
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
@@ -22,15 +23,6 @@ from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_numbers
 from gfn_rb.storages import require_rows
-from gfn_rb.torchrl_compat import (
-    attach_generations,
-    drop_prefetched,
-    length_of,
-    mark_update,
-    outside_graph,
-    raise_slot_generations,
-    set_length,
-)
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
 from gfn_rb.writers.features import (
     Features,
@@ -177,7 +169,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         """
         return int(self.extend(data.unsqueeze(0) if hasattr(data, "batch_size") else data)[0])
 
-    @outside_graph
+    @compat.outside_graph
     def extend(self, data: Rows) -> Int64[Tensor, "n"]:
         """Offer a batch; earlier rows count as older.
 
@@ -270,7 +262,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         rows = self._index.read(data)
         index = self._index.sync(storage, rows, self._order.version)
         slot = torch.from_numpy(first_slot(index.near(index.prepare(rows)), rows.shape[0]))
-        attach_generations(slot, storage)
+        compat.attach_generations(slot, storage)
         return slot
 
     @property
@@ -335,7 +327,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         self._order.sync(storage)
         known = [each for each in self._indexes if each.version == self._order.version]
         move = moves_of(0, index, before)
-        drop_prefetched(storage)
+        compat.drop_prefetched(storage)
         with recording(storage):
             record_slots(storage, move.slots(before))
             move.close_holes(storage, before)
@@ -368,7 +360,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         return self._offer_any(data, key)
 
     def _offer_any(self, data: Rows, key: Tensor) -> Written:
-        if key.shape[0] <= self._storage.max_size - length_of(self._storage):
+        if key.shape[0] <= self._storage.max_size - compat.length_of(self._storage):
             check_number(key, self.key)
             return self._append(data)
         value, row = self._order.ascending(key)
@@ -377,7 +369,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     def _append(self, data: Rows) -> Written:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
-        n, stored = data.shape[0], length_of(self._storage)
+        n, stored = data.shape[0], compat.length_of(self._storage)
         row, slot = np.arange(n), torch.arange(stored, stored + n)
         self._order.ranked(self._storage).rank.numpy()[stored : stored + n] = self._order.rank(row)
         device = getattr(self._storage, "device", None)
@@ -393,7 +385,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         A slot is a free one, or that of one of the worst items.
         """
         storage, order = self._storage, self._order
-        stored, size = length_of(storage), storage.max_size
+        stored, size = compat.length_of(storage), storage.max_size
         value, row, target = order.replacements(value, row, size - stored)
         if not len(row):
             return row, target
@@ -414,12 +406,12 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         _, prepared = self._prepared(synced, data, rows[0] if rows else None)
         index = synced.index
         stored, twins = index.near(prepared), index.near_each_other(prepared)
-        if length_of(storage) < storage.max_size or stored[0].shape[0] or twins[0].shape[0]:
+        if compat.length_of(storage) < storage.max_size or stored[0].shape[0] or twins[0].shape[0]:
             row, target = self._merge_objects(data, key.to(torch.float64).numpy(), stored, twins)
         else:
             row, target = self._merge(data, value, row)
         chosen = prepared.select(torch.from_numpy(row))
-        index.write(torch.from_numpy(target), chosen, length_of(storage))
+        index.write(torch.from_numpy(target), chosen, compat.length_of(storage))
         synced.version = order.version
         return row, target
 
@@ -468,7 +460,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
         Where fewer rows come in than go out, rows from the end take the slots that are left.
         """
-        storage, order, stored = self._storage, self._order, length_of(self._storage)
+        storage, order, stored = self._storage, self._order, compat.length_of(self._storage)
         if not len(row) and not len(removed):
             return row
         move, chosen = moves_of(len(row), removed, stored), torch.from_numpy(row)
@@ -509,7 +501,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     def _write(self, target: Tensor, data: Rows, chosen: Tensor | None, length: int) -> None:
         """Write the chosen rows of a batch into slots, or all rows of it into free ones."""
-        storage, before = self._storage, length_of(self._storage)
+        storage, before = self._storage, compat.length_of(self._storage)
         record_slots(storage, target)
         try:
             if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
@@ -517,17 +509,17 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             else:
                 storage.set(target, data if chosen is None else data[chosen])
         except BaseException:
-            set_length(storage, before)  # set() counts rows before it writes them
+            compat.set_length(storage, before)  # set() counts rows before it writes them
             raise
         self._announce(target, target.shape[0])
 
     def _announce(self, index: Tensor, n_written: int = 0) -> None:
         """Count rows written, and tell samplers which slots have changed."""
         self._order.count_written(n_written)
-        if n_written:
-            raise_slot_generations(self._storage, index)  # relabelled rows are what they were
+        if n_written:  # relabelled rows are what they were
+            compat.raise_slot_generations(self._storage, index)
         self._order.column.announce(self._storage, index)
-        mark_update(self._storage, index)
+        compat.mark_update(self._storage, index)
 
     # State.
 

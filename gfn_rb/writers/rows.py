@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, is_leaf
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import LazyMemmapStorage, ListStorage, Storage
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -24,18 +25,6 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded
 from gfn_rb.storages import EncodedStorage, is_laid_out
-from gfn_rb.torchrl_compat import (
-    all_slots,
-    bump_mutation_revision,
-    entry_of,
-    leaves_of,
-    length_of,
-    map_leaves,
-    new_tensordict,
-    plain_entries,
-    set_last_cursor,
-    set_length,
-)
 
 # What buffers add to rows that they draw. It is not stored when these come back.
 DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})
@@ -56,7 +45,7 @@ def scalar_key(data: Rows, key: NestedKey) -> Tensor:
         raise ShapeError(
             f"data must have batch size [n], one entry per item, got {list(batch_size)}"
         )
-    value = entry_of(data, key)
+    value = compat.entry_of(data, key)
     if value is None:
         held = sorted(map(str, data.keys(True, True)))
         raise KeyMismatchError(f"data lacks the key {key!r}: it holds {held}")
@@ -101,12 +90,12 @@ def check_stored(index: Int64[Tensor, "m"], stored: int) -> None:
 
 def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
     """Return a TensorDict of the same tensors, to which others can be added."""
-    return new_tensordict(dict(rows.items()), rows.batch_size)
+    return compat.new_tensordict(dict(rows.items()), rows.batch_size)
 
 
 def detached(tree: Any) -> Any:
     """Return tensors without gradients, in whatever dicts, tuples and lists hold them."""
-    return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
+    return compat.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -> TensorDictBase:
@@ -116,7 +105,7 @@ def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -
         for name, value in rows.items()
         if name not in but
     }
-    return new_tensordict(kept, at.shape)
+    return compat.new_tensordict(kept, at.shape)
 
 
 def write_rows(
@@ -137,24 +126,24 @@ def write_rows(
     assert chosen is not None
     if isinstance(storage, EncodedStorage):
         storage.write(target, select_rows(data, chosen))
-        set_length(storage, max(length, length_of(storage)))
+        compat.set_length(storage, max(length, compat.length_of(storage)))
         return
-    stored, tensors = all_slots(storage), tensors_of(data)
+    stored, tensors = compat.all_slots(storage), tensors_of(data)
     if tensors is None:
         stored[target] = data[chosen].to(storage.device)
     else:
         elsewhere = []
         for name, value in tensors.items():
-            leaf = entry_of(stored, name)
+            leaf = compat.entry_of(stored, name)
             if leaf.is_cpu and value.is_cpu:
                 leaf.index_copy_(0, target, value.index_select(0, chosen))
             else:
                 elsewhere.append((leaf, value))
         if elsewhere:
             _copy_between(elsewhere, target, chosen)
-    bump_mutation_revision(storage)
-    if length > length_of(storage):
-        set_length(storage, length)
+    compat.bump_mutation_revision(storage)
+    if length > compat.length_of(storage):
+        compat.set_length(storage, length)
 
 
 def _copy_between(
@@ -190,7 +179,7 @@ def check_slots(storage: Storage | None) -> None:
         return
     if storage.ndim > 1 or not is_laid_out(storage):
         return
-    leaves = leaves_of(all_slots(storage))
+    leaves = compat.leaves_of(compat.all_slots(storage))
     if leaves and len(leaves[0]) < storage.max_size:
         raise CheckpointMismatchError(
             f"storage state is of {len(leaves[0])} slots, expected {storage.max_size}"
@@ -202,7 +191,7 @@ def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) ->
 
     What ``storage.set`` does given each slot, in a third of the time: tensors are copied whole.
     """
-    n, size, stored = len(next(iter(tensors.values()))), storage.max_size, all_slots(storage)
+    n, size, stored = len(next(iter(tensors.values()))), storage.max_size, compat.all_slots(storage)
     at_end = min(n, size - start)
     leaves = [stored.get(name) for name in tensors]
     for leaf, value in zip(leaves, _on_devices_of(leaves, [*tensors.values()]), strict=True):
@@ -211,15 +200,15 @@ def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) ->
         leaf[start : start + at_end] = value[:at_end]
         if at_end < n:
             leaf[: n - at_end] = value[at_end:]
-    bump_mutation_revision(storage)
-    set_last_cursor(storage, (start + n - 1) % size)
+    compat.bump_mutation_revision(storage)
+    compat.set_last_cursor(storage, (start + n - 1) % size)
     if start + at_end > len(storage):
-        set_length(storage, start + at_end)
+        compat.set_length(storage, start + at_end)
 
 
 def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
     """Return the tensors that rows hold, by name; None if they also hold words or other objects."""
-    if (plain := plain_entries(rows)) is not None:
+    if (plain := compat.plain_entries(rows)) is not None:
         return cast(dict[NestedKey, Tensor], plain)
     leaves = dict(rows.items(True, True, is_leaf=is_leaf_nontensor))
     for leaf in leaves.values():
@@ -233,7 +222,7 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
     if isinstance(storage, ListStorage):
         storage.set(target.tolist(), [storage.get(i) for i in source.tolist()])
         return
-    stored = all_slots(storage)
+    stored = compat.all_slots(storage)
     tensors = tensors_of(stored)
     if tensors is None:
         stored[target] = stored[source]
@@ -241,7 +230,7 @@ def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
         for leaf in tensors.values():
             at, to = (each.to(leaf.device, non_blocking=True) for each in (source, target))
             leaf.index_copy_(0, to, leaf.index_select(0, at))
-    bump_mutation_revision(storage)
+    compat.bump_mutation_revision(storage)
 
 
 class RowLayout:
@@ -257,15 +246,15 @@ class RowLayout:
         if isinstance(storage, ListStorage):
             return _without(data, self._dropped.intersection(data.keys())).detach()
         if isinstance(storage, EncodedStorage):
-            stored = all_slots(storage) if storage.initialized else {}
+            stored = compat.all_slots(storage) if storage.initialized else {}
             dropped = self._dropped.intersection(data.keys()).difference(stored.keys())
             return storage.padded(_without(data, dropped))
-        stored = all_slots(storage) if is_laid_out(storage) else None
+        stored = compat.all_slots(storage) if is_laid_out(storage) else None
         if self._stored is not stored or not self._entries:
             self._stored = stored
             self._entries = {} if stored is None else _entries(stored)[0]
             self._entries.pop(INDEX, None)
-        plain = plain_entries(data)
+        plain = compat.plain_entries(data)
         if plain is not None and _fit(plain, self._entries):
             return data
         entries, requires_grad = _entries(data)
