@@ -73,8 +73,7 @@ def assert_on_device(condition: Tensor, message: str) -> None:
 
 def outside_graph(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Have ``torch.compile`` leave a function as it is (``torch.compiler.disable``, untyped)."""
-    run: Callable[_P, _R] = torch.compiler.disable(function)
-    return run
+    return torch.compiler.disable(function)
 
 
 def as_plain(tensor: Tensor) -> Tensor:
@@ -227,8 +226,7 @@ def allocate(storage: TensorStorage, row: Any) -> None:
 
 def last_cursor(storage: Storage) -> int | None:
     """Return where was last written, for slice samplers (``Storage._last_cursor_index``)."""
-    cursor: int | None = storage._last_cursor_index
-    return cursor
+    return storage._last_cursor_index
 
 
 def set_last_cursor(storage: Storage, cursor: int | Tensor | None) -> None:
@@ -322,8 +320,7 @@ class DrawInfo(dict[str, Any]):
 
 def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
     """Return the slot that is written next (``RoundRobinWriter._cursor``)."""
-    cursor: int = writer._cursor
-    return cursor
+    return writer._cursor
 
 
 def set_write_cursor(writer: TensorDictRoundRobinWriter, cursor: int) -> None:
@@ -349,8 +346,7 @@ def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None
 
 def generator_of(rb: ReplayBuffer) -> torch.Generator | None:
     """Return a buffer's source of randomness, None for the global one (``ReplayBuffer._rng``)."""
-    generator: torch.Generator | None = rb._rng
-    return generator
+    return rb._rng
 
 
 def set_ensemble_generator(part: Any, generator: torch.Generator | None) -> None:
@@ -360,14 +356,12 @@ def set_ensemble_generator(part: Any, generator: torch.Generator | None) -> None
 
 def replay_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
     """Return what keeps other threads from using a buffer (``ReplayBuffer._replay_lock``)."""
-    lock: AbstractContextManager[Any] = rb._replay_lock
-    return lock
+    return rb._replay_lock
 
 
 def write_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
     """Return what keeps other processes from writing (``ReplayBuffer._write_lock``)."""
-    lock: AbstractContextManager[Any] = rb._write_lock
-    return lock
+    return rb._write_lock
 
 
 def set_write_lock(rb: ReplayBuffer, lock: AbstractContextManager[Any]) -> None:
@@ -432,8 +426,7 @@ def prefetch_capacity(rb: ReplayBuffer) -> int:
 
 def consume_after_n_samples(rb: ReplayBuffer) -> int | None:
     """Return after how many draws rows are removed (``_consume_after_n_samples``)."""
-    n_samples: int | None = rb._consume_after_n_samples
-    return n_samples
+    return rb._consume_after_n_samples
 
 
 def set_batch_size(
@@ -449,20 +442,17 @@ def set_batch_size(
 
 def member_buffers(rb: ReplayBufferEnsemble) -> Sequence[ReplayBuffer]:
     """Return the buffers of an ensemble (``ReplayBufferEnsemble._rbs``)."""
-    members: Sequence[ReplayBuffer] = rb._rbs
-    return members
+    return rb._rbs
 
 
 def member_storages(storage: StorageEnsemble) -> Sequence[Storage]:
     """Return the storages of an ensemble (``StorageEnsemble._storages``)."""
-    members: Sequence[Storage] = storage._storages
-    return members
+    return storage._storages
 
 
 def member_samplers(sampler: SamplerEnsemble) -> Sequence[Sampler]:
     """Return the samplers of an ensemble (``SamplerEnsemble._samplers``)."""
-    members: Sequence[Sampler] = sampler._samplers
-    return members
+    return sampler._samplers
 
 
 # torchgfn.
@@ -470,5 +460,4 @@ def member_samplers(sampler: SamplerEnsemble) -> Sequence[Sampler]:
 
 def given_log_rewards(container: Any) -> Tensor | None:
     """Return the log-rewards that a container of torchgfn has (``_log_rewards``)."""
-    log_rewards: Tensor | None = container._log_rewards
-    return log_rewards
+    return container._log_rewards

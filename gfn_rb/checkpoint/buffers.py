@@ -124,6 +124,7 @@ def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
 
 
 def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
+    g = compat.generator_of(rb)
     return {
         "class": type(rb).__qualname__,
         "members": len(_members(rb)),
@@ -131,7 +132,7 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
         "sampler": parts.part_state(rb.sampler),
         "writer": parts.part_state(rb.writer),
         "transform": rb.transform.state_dict(),
-        "generator": parts.generator_state(compat.generator_of(rb)),
+        "generator": None if g is None else {"device": g.device.type, "state": g.get_state()},
         "batch_size": rb.batch_size,
         "consume_after_n_samples": compat.consume_after_n_samples(rb),
         "prefetch": compat.prefetch_capacity(rb),
@@ -164,5 +165,8 @@ def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
     parts.load_part(rb.writer, state["writer"])
     rb.transform.load_state_dict(state["transform"])
     compat.set_batch_size(rb, state["batch_size"], state["consume_after_n_samples"])
-    parts.restore_generator(rb, state["generator"])
+    if (saved := state["generator"]) is not None:
+        if (generator := compat.generator_of(rb)) is None:
+            rb.set_rng(generator := torch.Generator(saved["device"]))
+        generator.set_state(saved["state"])
     compat.restore_prefetch(rb, state["queue"])

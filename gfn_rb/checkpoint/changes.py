@@ -305,5 +305,4 @@ def _position(checkpoint: Path, log: JournalLog) -> int:
             f"the journal {log.path} is of another buffer than the checkpoint {checkpoint}: "
             "expected two that were written together"
         )
-    since: int = position["number"]
-    return since
+    return position["number"]

@@ -251,8 +251,7 @@ class JournalLog:
     def _checksum(self, data: Any) -> str:
         summed = self._hash()
         summed.update(memoryview(data))
-        digits: str = summed.hexdigest()
-        return digits
+        return summed.hexdigest()
 
     def _mark(self, number: int, begun: str) -> bytes:
         checksum = bytes.fromhex(self._checksum(f"{begun} {number}".encode()))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
@@ -264,13 +263,6 @@ def try_transform(transform: Transform, state: dict[str, Any]) -> None:
 _GENERATOR: Rules = {"device": TEXT, "state": (Tensor,)}
 
 
-def generator_state(generator: torch.Generator | None) -> dict[str, Any] | None:
-    """Return the kind and state of a random generator."""
-    if generator is None:
-        return None
-    return {"device": generator.device.type, "state": generator.get_state()}
-
-
 def try_generator(generator: torch.Generator | None, state: dict[str, Any] | None) -> None:
     """Raise unless a state fits a generator."""
     if state is None:
@@ -285,12 +277,3 @@ def try_generator(generator: torch.Generator | None, state: dict[str, Any] | Non
         raise CheckpointMismatchError(
             f"the generator of the checkpoint cannot be restored: {one_line(error)}"
         ) from error
-
-
-def restore_generator(rb: ReplayBuffer, state: dict[str, Any] | None) -> None:
-    """Restore the state of the buffer's generator, which is made if it has none."""
-    if state is None:
-        return
-    if (generator := compat.generator_of(rb)) is None:
-        rb.set_rng(generator := torch.Generator(state["device"]))
-    generator.set_state(state["state"])

@@ -285,8 +285,7 @@ class OwnNetwork(TensorDictModuleBase):
         x = self._encode(tensordict.get(keys.STATE))
         if len(self.in_keys) > 1:
             x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
-        out: Tensor = self.module(x)
-        return out
+        return self.module(x)
 
     def _takes(self, env: GFNEnv) -> str:
         if isinstance(self.module, TensorDictModuleBase):

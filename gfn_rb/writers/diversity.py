@@ -241,20 +241,10 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     # State.
 
-    @property
-    def _norm(self) -> float | str:
-        """The measure of distances: p of the norm, or the name of another distance."""
-        name = getattr(self.distance, "__qualname__", type(self.distance).__qualname__)
-        return self.p if self.distance is None else name
-
     def _options(self) -> dict[str, Any]:
-        measure = {name: getattr(self, name) for name in ("cutoff_distance", "near", "when")}
+        name = getattr(self.distance, "__qualname__", type(self.distance).__qualname__)
+        norm = self.p if self.distance is None else name
+        measure = {"cutoff_distance": self.cutoff_distance, "p": norm}
         features = "a callable" if callable(self.features) else str(self.features)
-        return {**super()._options(), **measure, "p": self._norm, "features": features}
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(key={self.key!r}, features={self.features!r}, "
-            f"cutoff_distance={self.cutoff_distance}, p={self._norm}, near={self.near!r}, "
-            f"when={self.when!r}, tie={self.tie!r}{'' if self.largest else ', largest=False'})"
-        )
+        chosen = {"near": self.near, "when": self.when, "features": features}
+        return {**super()._options(), **measure, **chosen}

@@ -91,8 +91,7 @@ class EvictionOrder:
         """Return the keys and ranks of the rows of a storage, perhaps outdated."""
         if self._worst is None:
             self.make_room(storage, len(storage))
-        worst: TopK = self._worst
-        return worst
+        return self._worst
 
     def make_room(self, storage: Storage, n: int) -> None:
         """Lay out as many slots as there are, or for a list of rows, as are needed."""
@@ -251,8 +250,7 @@ class EvictionOrder:
 
     def counters(self) -> list[int]:
         """Return how many rows were offered, and how many written."""
-        counters: list[int] = self._counters[:_REVISION].tolist()
-        return counters
+        return self._counters[:_REVISION].tolist()
 
     def roll_back(self, counters: list[int]) -> None:
         """Return to counters, and have every process read the keys anew."""

@@ -270,6 +270,3 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
 
     def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])
-
-    def __repr__(self) -> str:
-        return f"FIFOWriter(unique={self.unique!r}, on_duplicate={self.on_duplicate!r})"

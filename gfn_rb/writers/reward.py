@@ -193,7 +193,8 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         key = self._order.signed(self._keys_of(data))
         rows: list[Tensor] = []
         if not key.is_cpu:
-            key, rows = self._fetched(data, key)
+            key, *rows = on_host(key, *(index.features.of(data) for index in self._indexes))
+            rows = [require_finite(each) for each in rows]
         n, storage, device = key.shape[0], self._storage, data.device
         if not n:
             return torch.empty(0, dtype=torch.int64)
@@ -342,11 +343,6 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
 
     def _keys_of(self, data: Rows) -> Tensor:
         return scalar_key(data, self.key)
-
-    def _fetched(self, data: Rows, key: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the keys of rows on a device and what these are compared by, in one transfer."""
-        key, *rows = on_host(key, *(index.features.of(data) for index in self._indexes))
-        return key, [require_finite(each) for each in rows]
 
     def _offer(self, data: Rows, key: Tensor, rows: list[Tensor]) -> Written:
         """Write what is to be kept of a batch; all decisions are made on the host.
@@ -614,15 +610,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
         if self._storage is not None:
             self._order.ranked(self._storage)
-        state: dict[str, Any] = super().__getstate__()
-        return state
+        return super().__getstate__()
 
     def __repr__(self) -> str:
-        unique = f", unique={self.unique!r}, on_duplicate={self.on_duplicate!r}"
-        return (
-            f"{type(self).__name__}(key={self.key!r}, tie={self.tie!r}"
-            f"{unique if self._index else ''}{'' if self.largest else ', largest=False'})"
-        )
+        return f"{type(self).__name__}({_listed(self._options())})"
 
 
 def _read_by_any(features: list[Features], name: NestedKey) -> bool:

@@ -238,6 +238,6 @@ def test_a_callable_keeps_what_its_norm_keeps(near):
 
 
 def test_a_distance_is_named_and_takes_no_norm():
-    assert "p=steps_apart" in repr(DiversityWriter(distance=steps_apart))
+    assert "p='steps_apart'" in repr(DiversityWriter(distance=steps_apart))
     with pytest.raises(ArgumentError, match="p has no meaning beside a distance, got 2"):
         DiversityWriter(p=2, distance=steps_apart)
