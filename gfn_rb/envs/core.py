@@ -25,28 +25,21 @@ EitherIntegers: TypeAlias = Int64[Any, "n"]
 """One integer per row in a tensor or in a NumPy array."""
 
 
-def takes_arrays(method: Method, by: str = "") -> Method:
+def takes_arrays(method: Method) -> Method:
     """Mark a method of an environment that takes NumPy arrays as well as tensors.
 
     Rollouts on the CPU call it with arrays: on few rows it takes a third of the time. A method
     that overrides this one is without the mark, until given its own.
-
-    Args:
-        method: the method.
-        by: attribute whose method of the same name does the work, and is called instead.
     """
-    setattr(method, _TAKES_ARRAYS, by)
+    setattr(method, _TAKES_ARRAYS, True)
     return method
 
 
 def on_host(method: Callable[..., Any]) -> HostFunction:
     """Return a bound method of an environment as a function of NumPy arrays."""
-    by = getattr(method, _TAKES_ARRAYS, None)
-    if by is None:
-        return lambda *arrays: method(*map(torch.from_numpy, arrays)).numpy()
-    if by:
-        return on_host(getattr(getattr(method.__self__, by), method.__name__))  # type: ignore[attr-defined]
-    return method
+    if hasattr(method, _TAKES_ARRAYS):
+        return method
+    return lambda *arrays: method(*map(torch.from_numpy, arrays)).numpy()
 
 
 def states_of_writes(

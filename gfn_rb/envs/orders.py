@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.envs.core import EitherIntegers, states_of_writes, takes_arrays
+from gfn_rb.envs.core import EitherIntegers, states_of_writes
 from gfn_rb.shapes import Bool, Int64, Integers
 
 EMPTY = -1
@@ -35,14 +35,12 @@ class Append:
         self._letters = torch.arange(n_letters, device=device)
         self._places = torch.arange(length, device=device)
 
-    @takes_arrays
     def forward_mask(self, state: TextBatch) -> Bool[Any, "n actions"]:
         """Look at the last place, which is the last to be filled."""
         if isinstance(state, np.ndarray):
             return self._legal.numpy().take(state[:, -1], 0)
         return self._legal[state[:, -1]]
 
-    @takes_arrays
     def backward_mask(self, state: TextBatch) -> Bool[Any, "n moves"]:
         """Return which letter is the last."""
         last_place = (state[:, 1:] >= 0).sum(1)  # 0 if there is none
@@ -50,13 +48,11 @@ class Append:
             return state[np.arange(len(state)), last_place][:, None] == self._letters.numpy()
         return state.gather(1, last_place[:, None]) == self._letters
 
-    @takes_arrays
     def move(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Write after the last letter."""
         first_empty = state.argmin(1)  # the first of several minima
         return written(state, self._places, first_empty, move[:, None])
 
-    @takes_arrays
     def undo(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Empty the last place."""
         return written(state, self._places, (state[:, 1:] >= 0).sum(1), EMPTY)
@@ -74,7 +70,6 @@ class PrependAppend(Append):
 
     n_ends = 2
 
-    @takes_arrays
     def backward_mask(self, state: TextBatch) -> Bool[Any, "n moves"]:
         """Return which letter is the last, and which the first."""
         at, letters = (
@@ -82,7 +77,6 @@ class PrependAppend(Append):
         )
         return at.concatenate([super().backward_mask(state), state[:, :1] == letters], 1)
 
-    @takes_arrays
     def move(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Write after the last letter, or before the first."""
         at: Any = np if isinstance(state, np.ndarray) else torch
@@ -90,7 +84,6 @@ class PrependAppend(Append):
         prepended = at.concatenate([letter[:, None], state[:, :-1]], 1)
         return at.where(is_left[:, None], prepended, super().move(state, letter))
 
-    @takes_arrays
     def undo(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Remove the last letter, or the first."""
         at: Any = np if isinstance(state, np.ndarray) else torch
@@ -126,7 +119,6 @@ class AnyPlace:
         self._places = torch.arange(length, device=device)
         self._letters = torch.arange(n_letters, device=device)
 
-    @takes_arrays
     def forward_mask(self, state: TextBatch) -> Bool[Any, "n actions"]:
         """Allow each letter at each empty place."""
         is_empty, is_full = state == EMPTY, (state >= 0).all(1)[:, None]
@@ -134,19 +126,16 @@ class AnyPlace:
             return np.concatenate([is_empty.repeat(self.n_letters, 1), is_full], 1)
         return torch.cat([is_empty.repeat_interleave(self.n_letters, 1), is_full], 1)
 
-    @takes_arrays
     def backward_mask(self, state: TextBatch) -> Bool[Any, "n moves"]:
         """Return which letter is at each place."""
         letters = self._letters.numpy() if isinstance(state, np.ndarray) else self._letters
         return (state[:, :, None] == letters).reshape(len(state), self.n_moves)
 
-    @takes_arrays
     def move(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Write at the place of the move."""
         place, letter = move // self.n_letters, move % self.n_letters
         return written(state, self._places, place, letter[:, None])
 
-    @takes_arrays
     def undo(self, state: TextBatch, move: EitherIntegers) -> TextBatch:
         """Empty the place of the move."""
         return written(state, self._places, move // self.n_letters, EMPTY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,12 +86,12 @@ class SequenceEnv(GFNEnv):
         """Return which rows hold no letter yet."""
         return (state == EMPTY).all(1)
 
-    @partial(takes_arrays, by="order")
+    @takes_arrays
     def forward_mask(self, state: EitherBatch) -> Bool[Any, "n actions"]:
         """Allow every move until the sequence is full, then the exit action."""
         return self.order.forward_mask(state)
 
-    @partial(takes_arrays, by="order")
+    @takes_arrays
     def backward_mask(self, state: EitherBatch) -> Bool[Any, "n moves"]:
         """Return which letters could have been written last, and how."""
         return self.order.backward_mask(state)
@@ -158,12 +157,12 @@ class SequenceEnv(GFNEnv):
         fits = (self.n_letters + 1) ** self.length < 2**63
         return self.state_key(state) if fits else super().fingerprint(state)
 
-    @partial(takes_arrays, by="order")
+    @takes_arrays
     def move(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Write one letter per row."""
         return self.order.move(state, move)
 
-    @partial(takes_arrays, by="order")
+    @takes_arrays
     def undo(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Remove one letter per row."""
         return self.order.undo(state, move)

@@ -50,7 +50,7 @@ def _die(*_):
 
 
 def _write_and_die(rb):
-    rb.writer._announce = fifo.mark_update = _die
+    rb.writer._announce = fifo.compat.mark_update = _die
     rb.extend(rows(7.0, 8.0))
 
 
@@ -96,7 +96,7 @@ def test_what_an_error_interrupts_is_undone(monkeypatch):
         before, state = rb[:].clone(), rb.writer.state_dict()
         with monkeypatch.context() as patched:
             patched.setattr(rb.writer, "_announce", _interrupt, raising=False)
-            patched.setattr(fifo, "mark_update", _interrupt)
+            patched.setattr(fifo.compat, "mark_update", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 rb.extend(rows(7.0, 8.0))
         assert torch.equal(rb[:]["log_reward"], before["log_reward"])

@@ -57,9 +57,10 @@ class SlotIndex(ABC):
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots, each once; so many slots then hold rows, no fewer than now."""
 
-    @abstractmethod
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
         """Put rows into the first slots, and take all others out."""
+        self.shorten(0)
+        self.write(torch.arange(len(rows)), self.prepare(rows), len(rows))
 
     @abstractmethod
     def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:

@@ -115,11 +115,6 @@ class AllPairs(NearIndex):
         self.rows.index_copy_(0, slot, prepared.rows)
         self.length = length
 
-    def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
-        """Put rows into the first slots; see :meth:`NearIndex.assign`."""
-        self.shorten(0)
-        self.write(torch.arange(len(rows)), self.prepare(rows), len(rows))
-
     def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
         """Copy rows from slots into others; see :meth:`NearIndex.move`."""
         self.write(target, self.prepare(self.rows[source]), self.length)
