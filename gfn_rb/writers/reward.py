@@ -11,6 +11,7 @@ import torch
 from tensordict import NestedKey, lazy_stack, unravel_key
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import require_choice, require_flag, require_key, require_kind
@@ -31,7 +32,6 @@ from gfn_rb.writers.features import (
     Unique,
     require_finite,
 )
-from gfn_rb.writers.generations import GenerationWriter
 from gfn_rb.writers.objects import OnDuplicate, choose_objects, first_slot, is_last
 from gfn_rb.writers.rows import (
     RowLayout,
@@ -45,11 +45,13 @@ from gfn_rb.writers.rows import (
 if TYPE_CHECKING:
     from gfn_rb.writers.group_limit import GroupLimit
 
+_GENERATION = "generation"  # of the state: how often each slot was written to
+
 Prepared = tuple[SyncedIndex[Any], PreparedRows]  # an index, and rows for it
 Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
 
 
-class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
+class RewardPrioritizedWriter(StateInFolder, Writer):
     """A writer that keeps the ``capacity`` items of highest key ever offered.
 
     A batch is merged as a whole. Its best rows replace the worst stored rows, pair by pair, as long
@@ -109,7 +111,10 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
-        super().__init__(track_generations)
+        super().__init__()
+        require_flag("track_generations", track_generations)
+        self.tracks_generations = track_generations
+        self._restored: Tensor | None = None  # generations, until there is a storage
         require_key("key", key)
         require_choice("tie", tie, ("newest", "oldest"))
         require_choice("on_duplicate", on_duplicate, ("refresh", "keep"))
@@ -150,6 +155,11 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if self._order.restored is not None:
             self._check_size(len(self._order.restored), storage)
         super().register_storage(storage)
+        if self.tracks_generations:
+            compat.track_slot_generations(storage)
+        if self._restored is not None:
+            self._restore_generations(self._restored)
+            self._restored = None
         for index in self._indexes:
             index.features.register_storage(storage)
         if share_writes(storage, self):
@@ -266,6 +276,16 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         compat.attach_generations(slot, storage)
         return slot
 
+    def generations_of(self, index: int | Tensor) -> Int64[Tensor, "*m"]:
+        """Return how often slots were written to since the first time; -1 where that is unknown."""
+        index = torch.as_tensor(index, dtype=torch.int64)
+        stamps = compat.slot_generations(self._storage) if self.tracks_generations else None
+        if stamps is None or not stamps.shape[0]:
+            return torch.full_like(index, -1)
+        at = index.to(stamps.device)
+        is_slot = (at >= 0) & (at < stamps.shape[0])
+        return stamps[at.where(is_slot, 0)].where(is_slot, -1).to(index.device)
+
     @property
     def threshold(self) -> float:
         """The worst key kept; -inf (inf for ``largest=False``) until the storage is full.
@@ -332,7 +352,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         with recording(storage):
             record_slots(storage, move.slots(before))
             move.close_holes(storage, before)
-            self._count_generations(move.slots(before))
+            compat.raise_slot_generations(storage, move.slots(before))
             self._announce(move.hole)
             self._order.move(storage, move, before)
         for compared in known:
@@ -537,12 +557,15 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
         if journal := journal_of(self._storage):
             journal.record_empty()
         self._order.empty(self._storage, empty_write_count)
-        self._count_generations()
+        if self._storage is not None:
+            compat.raise_slot_generations(self._storage)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the age of each item and the counters, which the storage does not hold."""
-        order = self._order.state(self._storage)
-        return {**self._options(), **order, **self._generation_state()}
+        state, stamps = {**self._options(), **self._order.state(self._storage)}, self._restored
+        if self._storage is not None and self.tracks_generations:
+            stamps = compat.slot_generations(self._storage)
+        return state if stamps is None else {**state, _GENERATION: stamps.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
@@ -554,7 +577,7 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             CheckpointMismatchError: the state is of a writer with other options, or of a larger
                 storage.
         """
-        expected, beside = self._options(), {"generation", *self._order.state(None)}
+        expected, beside = self._options(), {_GENERATION, *self._order.state(None)}
         came = {name: value for name, value in state_dict.items() if name not in beside}
         if came != expected or "rank" not in state_dict:
             came = came if "rank" in state_dict else {}
@@ -566,8 +589,20 @@ class RewardPrioritizedWriter(StateInFolder, GenerationWriter):
             self._check_size(rank.shape[0], self._storage)
             check_slots(self._storage)
         self._order.restore(self._storage, state_dict)
-        self._restore_generations(state_dict)
+        self._restore_generations(state_dict.get(_GENERATION))
         self._forget_indexes()
+
+    def _restore_generations(self, known: Tensor | None) -> None:
+        """Restore how often each slot was written to; if that is unknown, all rows are new ones."""
+        if known is not None:
+            require_numbers(_GENERATION, known, torch.int64)
+        if self._storage is None:
+            self._restored = known
+            return
+        compat.raise_slot_generations(self._storage)
+        if self.tracks_generations and known is not None:
+            stamps = compat.track_slot_generations(self._storage)
+            stamps[: known.shape[0]] = known[: stamps.shape[0]]
 
     def _forget_indexes(self) -> None:
         for index in self._indexes:

@@ -204,8 +204,7 @@ def test_an_epoch_begun_ends_with_what_it_began_with():
 def test_contents_are_restored_into_a_fresh_memory_that_goes_on_alike(tmp_path):
     buffer = memory(8, size=6, generator=torch.Generator().manual_seed(1))
     buffer.save(str(tmp_path / "buffer"))
-    names = {each.name for each in tmp_path.iterdir()}
-    assert names == {"buffer.metadata", "buffer.gfnrb"}
+    assert {each.name for each in tmp_path.iterdir()} == {"buffer.metadata", "buffer.gfnrb"}
     again = ExperienceMemory("cpu", "cpu", 3)
     again.load(str(tmp_path / "buffer"))
     assert (again.buffer_size, again.size, again.pointer) == (6, 6, buffer.pointer)
