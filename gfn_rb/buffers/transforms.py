@@ -13,7 +13,8 @@ from torchrl.envs.transforms import Compose, Transform
 from gfn_rb import keys
 from gfn_rb.arguments import as_count, kind_of
 from gfn_rb.containers import States, Trajectories, Transitions, convert
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.containers.objects import object_states
+from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Int64
 
 Rows = Transitions | States
@@ -97,12 +98,7 @@ class KeepTerminatingStates(RowTransform):
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
         beside = keys.LOG_REWARD, keys.CONDITION, keys.POLICY_VERSION
-        kept = rows.select(keys.STATE, *beside, strict=False)
-        if are_trajectories(rows):
-            kept.set(keys.STATE, Trajectories.from_tensordict(rows).terminating_states)
-        else:
-            _require_terminating(rows)
-        return kept
+        return rows.select(*beside, strict=False).set(keys.STATE, object_states(rows))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled, regenerated if so asked."""
@@ -203,22 +199,6 @@ class KeepStates(KeepRows):
 def are_trajectories(rows: TensorDictBase) -> bool:
     """Return whether rows are trajectories, by their keys."""
     return set(rows.keys()) >= {keys.ACTION, keys.LENGTH}
-
-
-def _require_terminating(rows: TensorDictBase) -> None:
-    if keys.ACTION in rows.keys():  # noqa: SIM118
-        raise KeyMismatchError(
-            "rows hold 'action' and no 'length': expected trajectories or terminating states, not "
-            "transitions"
-        )
-    if keys.STATE not in rows.keys():  # noqa: SIM118
-        raise KeyMismatchError(f"rows lack 'state': they hold {sorted(map(str, rows.keys()))}")
-    terminating = rows.get(keys.IS_TERMINATING, None)
-    if terminating is not None and not bool(terminating.all()):
-        raise ArgumentError(
-            f"{int((~terminating).sum())} of {len(rows)} states are not terminating: expected "
-            "terminating states alone"
-        )
 
 
 def _episodes(

@@ -49,6 +49,11 @@ def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
 
     What :func:`object_keys` returns as bytes, on the device of the rows.
     """
+    return _columns(rows, object_states(rows))
+
+
+def object_states(rows: Rows) -> Shaped[Tensor, "n *S"]:
+    """Return the terminating state of each row; raise unless all rows stand for whole objects."""
     states = terminating_states(rows)
     if states is None:
         raise ArgumentError(
@@ -61,7 +66,7 @@ def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
             f"rows must stand for objects, got {int((~whole).sum())} of {len(rows)} that are "
             "visited states: expected terminating ones"
         )
-    return _columns(rows, state)
+    return state
 
 
 def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
@@ -110,7 +115,7 @@ def _exit_states(rows: Rows, at: Tensor | None, are_directed: bool) -> Shaped[Te
     """Return the last state before the sink, which of a backward row is its second."""
     state = entry_of(rows, STATE).detach()
     length = _one_per_row(rows, LENGTH, at).to(state.device)
-    require_lengths(length, state.shape[1])
+    require_lengths(length, state.shape[1] - 1)
     step = length - 1
     if are_directed:
         is_backward = _one_per_row(rows, IS_BACKWARD, at).to(state.device)

@@ -239,9 +239,9 @@ def test_regenerated_rows_are_what_is_sampled():
 @pytest.mark.parametrize(
     ("rows", "error", "message"),
     [
-        (two_rows().to_transitions(), KeyMismatchError, "hold 'action' and no 'length'"),
-        (two_rows().to_states(), ArgumentError, "3 of 5 states are not terminating"),
-        (states([0.0]).exclude("state"), KeyMismatchError, r"rows lack 'state'.*\['log_reward'\]"),
+        (two_rows().to_transitions(), ArgumentError, "stand for objects, got transitions"),
+        (two_rows().to_states(), ArgumentError, "3 of 5 that are visited states"),
+        (states([0.0]).exclude("state"), KeyMismatchError, r"items lack 'state'.*\['log_reward'\]"),
         (states([0.0]).exclude("log_reward"), KeyMismatchError, "lacks the key 'log_reward'"),
     ],
 )
