@@ -5,8 +5,8 @@ A storage can change through several buffers, from another process, by ``rb[i:j]
 them: the storage's mutation revision (shared between processes) and the key tensor's version
 (bumped by every in-place write of this process). A write that was announced together with its rows
 moves each by exactly one; whatever else moves them means "anything may have changed". A list of
-rows has but the first counter, which each written row moves by one: what is done in place to a row
-of a list goes unnoticed until it is written there.
+rows has only the first counter, which each written row raises by one. A change in place to a row of
+a list is not noticed until the row is written there.
 """
 
 from __future__ import annotations

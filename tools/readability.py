@@ -1,15 +1,10 @@
 """Measure the sentences of pages and docstrings: ``python tools/readability.py [ROOT ...]``.
 
-It needs textstat. For each checkout it prints, of the prose of README.md and docs/ and of all
-docstrings of the package: the number of sentences, their mean length in words, the share of those
-above 25 words, the share that opens in the passive ("Rows are stored ..."), and the Flesch reading
-ease. Code, tables, headings and lists of arguments are left out.
+It needs textstat 0.7.3 with setuptools below 81. Of each checkout it reads the prose of README.md
+and docs/, and of the docstrings of public names. Code, tables, headings and lists are left out.
 """
 
-from __future__ import annotations
-
 import ast
-import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -23,7 +18,9 @@ ENDS = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z`\"])")
 PASSIVE = re.compile(
     r"^(?:[\w`'-]+ ){1,5}?(?:is|are|was|were|be|been) (?:\w+ly )?(?:\w+ed|kept|made|drawn|written"
     r"|read|sent|taken|given|built|held|found|lost|left|chosen|known|shown|put|set|cut|run)\b"
+    r"|^There (?:is|are)\b"
 )
+PRONOUN = re.compile(r"^(?:It|This|That|They|These|Those) (?:\w+s|are|have|do|can|may|must)\b")
 
 
 def pages(root: Path) -> Iterator[str]:
@@ -33,12 +30,12 @@ def pages(root: Path) -> Iterator[str]:
 
 
 def docstrings(root: Path) -> Iterator[str]:
-    """Yield each docstring of the package up to its first section."""
-    kinds = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    """Yield the docstring of each public name, up to its first section."""
     for path in sorted((root / "gfn_rb").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, kinds) and (text := ast.get_docstring(node)):
-                yield re.split(r"^[A-Z][a-z]+:$", inspect.cleandoc(text), flags=re.MULTILINE)[0]
+            kinds = ast.Module, ast.ClassDef, ast.FunctionDef
+            if isinstance(node, kinds) and not getattr(node, "name", "").startswith("_"):
+                yield re.split(r"(?m)^[A-Z][a-z]+:$", ast.get_docstring(node) or "")[0]
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -50,20 +47,12 @@ def sentences(text: str) -> Iterator[str]:
         yield from (each.strip() for each in ENDS.split(plain) if len(each.split()) > 2)
 
 
-def report(name: str, texts: Iterator[str]) -> str:
-    """Return one line of figures about some texts."""
-    found = [sentence for text in texts for sentence in sentences(text)]
-    length = [len(sentence.split()) for sentence in found]
-    share = sum(n > 25 for n in length) / len(found)
-    passive = sum(bool(PASSIVE.match(sentence)) for sentence in found) / len(found)
-    ease = textstat.flesch_reading_ease(" ".join(s.rstrip(".:;") + "." for s in found))
-    return (
-        f"{name}: {len(found)} sentences of {sum(length) / len(found):.1f} words, {share:.1%} "
-        f"above 25, {passive:.1%} open in the passive, Flesch reading ease {ease:.0f}"
-    )
-
-
-if __name__ == "__main__":
-    for root in map(Path, sys.argv[1:] or [Path(__file__).parents[1]]):
-        print(report(f"{root} pages", pages(root)))
-        print(report(f"{root} docstrings", docstrings(root)))
+for root in map(Path, sys.argv[1:] or [Path(__file__).parents[1]]):
+    for texts in pages, docstrings:
+        found = [sentence for text in texts(root) for sentence in sentences(text)]
+        n, words = len(found), sorted(len(sentence.split()) for sentence in found)
+        shares = [sum(bool(p.match(s)) for s in found) / n for p in (PASSIVE, PRONOUN)]
+        ease = textstat.flesch_reading_ease(" ".join(s.rstrip(".:;") + "." for s in found))
+        print(f"{root} {texts.__name__}: {n} sentences, mean {sum(words) / n:.1f} words, 95% up to")
+        print(f"  {words[n * 95 // 100]} words, above 25 {sum(w > 25 for w in words) / n:.1%},")
+        print(f"  passive {shares[0]:.1%}, pronoun {shares[1]:.1%}, Flesch reading ease {ease:.0f}")

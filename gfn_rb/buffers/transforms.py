@@ -113,9 +113,9 @@ class KeepTerminatingStates(RowTransform):
 class KeepRows(RowTransform):
     """Splits trajectories on their way into a buffer, and stamps rows with their episode.
 
-    Each row gets ``episode_log_reward``, log R(x) of the trajectory it is of, and ``episode``, a
-    number that the rows of no other trajectory have. ``log_reward`` stays -inf in all rows but the
-    terminating one, as losses expect: what keeps and draws rows goes by the other key.
+    Each row gets ``episode_log_reward``, the log R(x) of its trajectory, and ``episode``, the
+    number of its trajectory. ``log_reward`` stays -inf in all rows but the terminating one, as
+    losses expect. Writers and samplers use ``episode_log_reward``.
 
     What is no trajectory must be rows, episode after episode. Rows that have both stamps, such as
     drawn ones, keep them and may come in any order.

@@ -4,9 +4,9 @@ None, bools, integers and strings are themselves. Any other value is an object o
 kind and content. Floats are their bits in hex. The content of tensors, arrays and bytes is a
 position in the list of tensors.
 
-Rows that are alike are columns, and come back one by one: tensors of any shapes are the elements of
-all, one after another, and the sizes of each; strings and bytes are the bytes of all, and their
-lengths.
+Rows of the same structure are encoded as columns. A column of tensors of any shapes is the elements
+of all rows, one after another, and the sizes of each. A column of strings or bytes is the bytes of
+all rows, and their lengths.
 """
 
 from __future__ import annotations

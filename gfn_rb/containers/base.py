@@ -1,8 +1,8 @@
 """What the three containers share: one batch-first TensorDict whose fields are checked.
 
-A container holds nothing but that TensorDict. It is a class of its own rather than a tensorclass:
-a tensorclass refuses the keys a replay buffer adds to what it samples, checks neither shape nor
-dtype, and concatenates without padding.
+A container holds nothing but that TensorDict. It is not a tensorclass, which refuses the keys
+that a replay buffer adds to drawn rows, checks neither shape nor dtype, and concatenates without
+padding.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ SIGNED = DTypes("a signed dtype, as the dummy action is -1", _SIGNED_INTS | _FLO
 class Field:
     """One column of a container, declared in its class and read from its rows.
 
-    Its shape names dimensions, as in ``"n T+1 *S"``: equal names have equal sizes across the fields
-    of a container, a number stands for itself and a starred name for all the rest.
+    Its shape names dimensions, as in ``"n T+1 *S"``. Equal names have equal sizes across the fields
+    of a container. A number is a size, and a starred name matches all remaining dimensions.
     """
 
     def __init__(self, key: Key, shape: str, dtypes: DTypes, optional: bool = False) -> None:

@@ -49,9 +49,9 @@ def first_steps(rollout: TensorDictBase, source_state: Tensor | None = None) -> 
 def rollout_of(td: TensorDictBase) -> TensorDict:
     """Lay forward trajectories out as TorchRL lays out a rollout split into episodes.
 
-    Padded steps stay in the sink, are done, earn nothing, and are false in
-    ``("collector", "mask")``. ``("next", "reward")`` is exp(log_reward) at the terminating step,
-    which overflows to inf above 88 nats; ``("next", "log_reward")`` is exact.
+    Padded steps stay in the sink, are done, have reward 0, and are false in
+    ``("collector", "mask")``. At the terminating step, ``("next", "reward")`` is exp(log_reward),
+    which overflows to inf above 88 nats. ``("next", "log_reward")`` is exact.
     """
     is_real, state = real_steps(td), td.get(keys.STATE)
     n, n_steps = is_real.shape

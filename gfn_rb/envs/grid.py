@@ -121,8 +121,8 @@ class HyperGrid(GridEnv):
     decided in integers, so that no state on a border is misjudged by rounding.
 
     Modes are the 2^ndim regions of highest reward, one per corner (at height 8, one state each).
-    At heights 2 to 6 and 11 no grid point lies in the 0.3-0.4 band; the highest reward is then
-    r0 + r1 and the regions are the 0.25-0.5 bands around the corners.
+    At heights 2 to 6 and 11, no grid point is in the 0.3-0.4 band. The highest reward is then
+    r0 + r1, and the regions are the 0.25-0.5 bands around the corners.
 
     Args:
         ndim: number of coordinates, at least 1.
@@ -278,8 +278,8 @@ class DeceptiveGrid(GridEnv):
 
     The goals, states of highest reward, are surrounded by states of almost none (1e-5), and the
     middle has more than those (arXiv:2410.01432). The rounding of doubles decides which points are
-    in a band, and so the number of goals, as in the published code: 81 in 4 dimensions of height
-    16, 1,296 of height 32, 2,601 in 2 dimensions of height 256.
+    in a band, as in the published code. There are 81 goals in 4 dimensions of height 16, 1,296 of
+    height 32, and 2,601 in 2 dimensions of height 256.
 
     Move d adds one to coordinate d, and the exit action is legal everywhere. With a coordinate of
     height-1 it is the only legal action, as published, so a state has at most one such coordinate.

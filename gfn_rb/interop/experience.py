@@ -135,14 +135,25 @@ class ExperienceMemory:
     # Writing.
 
     def add(self, experience: TensorDictBase | Mapping[str, Any]) -> None:
-        """Store one experience, of batch size []. Raises as :meth:`add_batch` does."""
+        """Store one experience.
+
+        Args:
+            experience: TensorDict or mapping of batch size [].
+
+        Raises:
+            ShapeError: another batch size, or an entry of another shape or dtype than the stored.
+            KeyMismatchError: keys are missing, or unknown to the memory.
+        """
         item = _tensordict(experience)
         if item.ndim:
             raise ShapeError(f"experience must have batch size [], got {list(item.batch_size)}")
         self._write(lambda memory: memory.add(item), 1)
 
     def add_batch(self, batch: TensorDictBase) -> None:
-        """Store a batch of size [n]; of one longer than the memory, the last experiences.
+        """Store a batch, or its last experiences if it is longer than the memory.
+
+        Args:
+            batch: TensorDict of batch size [n].
 
         Raises:
             ShapeError: another batch size, or an entry of another shape or dtype than the stored.
@@ -168,7 +179,7 @@ class ExperienceMemory:
         return staged(self.memory.sample(batch_size), self.device)
 
     def sample_random(self, batch_size: int) -> TensorDictBase:
-        """Do as :meth:`sample_batch` does."""
+        """Draw experiences uniformly, with replacement, as :meth:`sample_batch` does."""
         return self.sample_batch(batch_size)
 
     def sample_by_index(self, indices: Indices) -> TensorDictBase:

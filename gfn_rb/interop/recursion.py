@@ -22,10 +22,10 @@ __all__ = ["ReplayBuffer"]
 class ReplayBuffer:
     """recursion/gflownet's ``ReplayBuffer``: same constructor, methods, draws and columns.
 
-    Without ``key`` and ``rb`` it keeps and draws the same items as recursion's with the same
-    ``rng``. ``key`` makes objects unique: the newest item of an object replaces the stored one.
-    ``rb`` decides what is kept and drawn instead, by the log-reward, which is the second argument
-    of ``push`` as in recursion's ``DataSource``. Items are kept as they are, in ``buffer``.
+    Without ``key`` and ``rb``, the buffer keeps and draws the same items as recursion's with the
+    same ``rng``. With ``key``, objects are unique, and the newest item of an object replaces the
+    stored one. With ``rb``, that buffer decides what is kept and drawn. It uses the log-reward, the
+    second argument of ``push`` as in recursion's ``DataSource``. Items are kept in ``buffer``.
 
     Args:
         cfg: recursion's ``Config``, of which ``replay.capacity`` and ``replay.warmup`` are read.

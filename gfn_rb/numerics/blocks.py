@@ -1,8 +1,8 @@
 """How a mutable array is cut into blocks.
 
-Both structures of this package are trees of depth two. The N rows sit in N/B blocks of B rows and
-a block keeps one summary (a sum, a minimum) that is recomputed from its rows alone: a write of m
-rows costs m*B, a query N/B + m*B, each a handful of tensor operations. Summaries are therefore a
+Both structures of this package are trees of depth two. The N rows are in N/B blocks of B rows.
+Each block has one summary (a sum, a minimum), which is recomputed from its rows alone. A write of m
+rows costs m*B, and a query N/B + m*B, each in a few tensor operations. Summaries are therefore a
 pure function of the rows: nothing drifts, and a restored structure equals one never interrupted.
 """
 

@@ -20,10 +20,10 @@ _HEAD = 2**14
 class HarmonicLaw:
     r"""Rank r has probability :math:`p_r \propto 1 / (a + r)`.
 
-    The cumulative mass :math:`\psi(a + r + 1) - \psi(a)` is summed for the first ranks, and
-    inverted for those beyond by the expansion of the digamma function about half-integers,
-    :math:`\psi(y + 1/2) = \log y + 1/(24 y^2) - 7/(960 y^4) + \dots`, where the third term is
-    below the precision of float64. No step takes longer for larger n, and none loses digits when
+    The cumulative mass is :math:`\psi(a + r + 1) - \psi(a)`. For the first ranks it is summed. For
+    the others it is inverted by the expansion of the digamma function about half-integers,
+    :math:`\psi(y + 1/2) = \log y + 1/(24 y^2) - 7/(960 y^4) + \dots`. Its third term is below the
+    precision of float64. No step takes longer for larger n, and none loses digits when
     a is huge (the uniform law) or tiny (rank 0 takes all).
     """
 

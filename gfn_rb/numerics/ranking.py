@@ -28,7 +28,7 @@ class BlockedRanking:
     two. Codes are counted per block, and those of a block are sorted when one is looked up.
 
     An update of m rows and a lookup of m ranks thus take m log n steps and n / 32 for the counts,
-    whatever the keys do; every n updated rows or so, all is laid out anew. What is looked up
+    for any keys. After about n updated rows, the blocks are built anew. The result of a lookup
     depends on the keys alone, not on the history of the blocks.
 
     It works on NumPy views of the tensors: most of its steps are of some hundred numbers, on

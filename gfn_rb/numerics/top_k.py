@@ -136,9 +136,9 @@ class TopK:
     ) -> tuple[Float64[np.ndarray, "c"], Int64[np.ndarray, "c"], Int64[np.ndarray, "m"]]:
         """Let rows of a batch, in ascending order of their keys, contend with the smallest rows.
 
-        Those from the largest key down take the ``free`` places; the others meet the smallest
-        rows from the smallest up, and replace them pair by pair as long as they win: the
-        ``newest`` against equal keys too. No key is NaN.
+        Rows with the largest keys take the ``free`` places. The others are compared with the
+        smallest rows, pair by pair from the smallest up, and replace those with a smaller key.
+        With ``newest``, they also replace those with an equal key. No key is NaN.
 
         Returns:
             Keys and positions in the batch of the rows that replace others, then of those that take

@@ -75,10 +75,10 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     """Draws rows by a number that the storage holds for each of them.
 
     A subclass has its parameters as class attributes, and turns the stored numbers into
-    log-weights in one method. Rows written through any buffer attached to the storage cost a
-    partial update; after any other change (another process, an in-place write), and after every
-    change on CUDA, the column is read anew. On CUDA impossible draws stop on the device, as
-    ``torch.multinomial``'s do. Draws with replacement come with ``draw_log_prob``.
+    log-weights in one method. After a write through any buffer attached to the storage, only
+    the written rows are read. The whole column is read after any other change (another process, an
+    in-place write), and after every change on CUDA. On CUDA, impossible draws stop on the device,
+    as ``torch.multinomial``'s do. Draws with replacement come with ``draw_log_prob``.
     """
 
     _parameters: ClassVar[tuple[str, ...]] = ()

@@ -85,8 +85,8 @@ class LocalSearchSource(Source):
 class Teacher:
     """A policy with networks of its own, trained to sample what another, the student, fits badly.
 
-    By trajectory balance, from all that the student learns from, it learns to sample by
-    log R_T(x) = log r(residual) + alpha log R(x), with r of ``TeacherReward`` and the student's
+    The teacher learns by trajectory balance, from the same trajectories as the student. Its reward
+    is log R_T(x) = log r(residual) + alpha log R(x), with r of ``TeacherReward`` and the student's
     residual (Kim et al. 2025, arXiv:2410.01432).
     """
 

@@ -19,9 +19,10 @@ from gfn_rb.shapes import ActionBatch, Flags, Float, Int64, Integers, Shaped, St
 class ContinuousEnv(GFNEnv):
     """An environment with moves in a continuum (Lahlou et al. 2023, arXiv:2301.12594).
 
-    An action is a row of k + 1 floats: its kind, 0 for a move and 1 for the exit, and the k
-    parameters of a move, which are 0 at the exit. Masks refer to kinds. A policy gives logits of
-    kinds and a density of parameters; the log-probability of an action is the sum of both. All
+    An action is a row of k + 1 floats. The first is its kind, 0 for a move and 1 for the exit. The
+    others are the k parameters of a move, or 0 at the exit. Masks refer to kinds. A policy gives
+    logits of kinds and a density of parameters. The log-probability of an action is the sum of the
+    log-probability of its kind and the log-density of its parameters. All
     densities are with respect to the same measure of parameters.
 
     A state that one move from the source reached has no other parent. The backward probability of

@@ -35,9 +35,10 @@ _KINDS = (Trajectories, Transitions, StatesContainer)
 class ReplayBuffer:
     """torchgfn's ``ReplayBuffer``: same constructor, members, containers and errors.
 
-    After each ``add`` it keeps the same rows as torchgfn's, at a cost that does not grow with the
-    number stored. ``training_container`` is a copy in torchgfn's order (by reward where the
-    capacity is prioritised, else by age), made on access; change it by assigning a container.
+    After each ``add``, the buffer keeps the same rows as torchgfn's. The cost of an ``add`` does
+    not grow with the number of stored rows. Each access to ``training_container`` makes a copy in
+    torchgfn's order: by reward if ``prioritized_capacity`` is True, otherwise by age. Assign a
+    container to change the content.
 
     Args:
         env: torchgfn environment of the items.

@@ -189,9 +189,9 @@ class ColumnGroups(AllPairs):
 class Pivots(AllPairs):
     """Finds near rows by their distances to some of the rows, the pivots.
 
-    Each row x is filed under its nearest pivot. By the triangle inequality a row q near x can
-    have no pivot closer by more than twice the cutoff than x's pivot, and its distance to that
-    one differs from x's by at most the cutoff. Pivots lie far from each other (farthest-first
+    Each row x is filed under its nearest pivot. By the triangle inequality, the pivot of a row q
+    near x is at most twice the cutoff farther from x than the pivot of x. The distances of q and x
+    to the pivot of q differ by at most the cutoff. Pivots are far from each other (farthest-first
     traversal, Gonzalez 1985), so that clusters of rows have their own.
     """
 

@@ -135,8 +135,8 @@ class DiscoveryMetrics:
 class KeySet:
     """A set of int64 keys that only grows, in sorted runs that are merged as they pile up.
 
-    Each run is more than twice as long as the next, so that n keys lie in at most log2(n) + 1 runs:
-    a look-up takes one binary search in each, and a key is merged at most that often.
+    Each run is more than twice as long as the next, so n keys are in at most log2(n) + 1 runs. A
+    look-up takes one binary search in each run. A key is merged at most log2(n) + 1 times.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:

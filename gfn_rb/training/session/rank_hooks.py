@@ -61,8 +61,8 @@ _GRADIENT, _FINISHED, _STOPPED, _FAILED = 1, 2, 3, 4
 class GradientAverage:
     r"""Replaces the gradients of each rank by their mean over ranks, :math:`\frac1n\sum_r g_r`.
 
-    The first rank adds up what the others send it, in double precision and in the order of ranks,
-    and sends the mean back: all ranks take the same step, bit for bit. In the first round the
+    The first rank adds up the gradients of all ranks, in double precision and in their order, and
+    sends the mean back. All ranks thus take the same step, bit for bit. In the first round, the
     parameters are averaged in the same way, so that all ranks start from the same ones.
 
     Where a rank is lost, or stays silent too long, all others fail: going on without it, they would
