@@ -42,7 +42,10 @@ from gfn_rb.training.options import (
     GeneralOptions,
     KeepDiverse,
     PriorityDraw,
+    RegressionName,
     ReplayName,
+    Search,
+    SearchOptions,
     SoftmaxDraw,
     TeacherDraw,
 )
@@ -120,10 +123,10 @@ class TrainConfig(GeneralOptions):
         self._check_learning()
         if self.feed.kind != "none":
             self._check_feed()
-        default = type(self)()
+        default, usual = type(self)(), flat(asdict(GeneralOptions()))
         for name, needed in self.without_effect():
             value = attrgetter(name)(self)
-            if value != attrgetter(name)(default):
+            if value not in (attrgetter(name)(default), usual.get(name)):
                 raise ArgumentError(f"{name} has no effect unless {needed}, got {value!r}")
         if self.metrics.names:
             check_metrics(self.metrics.names, self.make_env())
@@ -486,6 +489,9 @@ class HyperGridConfig(TrainConfig):
     """Reward added in the outer bands."""
     r2: float = 2.0
     """Reward added in the inner bands."""
+    regression: RegressionName = "squared"
+    """Cost of a residual: its square, which fits this target sooner, as no state has next to no
+    reward; linex, or auto for the default of other environments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -518,6 +524,9 @@ class DeceptiveGridConfig(TrainConfig):
     """Grid points per coordinate."""
 
 
+_ONE_WORD = SearchOptions(31, back_ratio=0.06)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BitSequenceConfig(TrainConfig):
     """Write long bit strings that come close to hidden ones."""
@@ -537,6 +546,10 @@ class BitSequenceConfig(TrainConfig):
     """Exponent of the reward; twice the bits by default, 2 nats per bit astray."""
     delta: int | None = None
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
+    steps: PositiveInt = 100
+    """Training steps of (1 + search) * batch-size reward calls each."""
+    search: Search = _ONE_WORD
+    """Local search that rewrites one word of up to 16 at a time; without it few modes are found."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -287,6 +287,9 @@ class SearchOptions:
     """Share of a trajectory's moves that a search undoes."""
 
 
+Search = Annotated[SearchOptions, _described(SearchOptions)]
+
+
 @dataclass(frozen=True)
 class TeacherOptions:
     """Adaptive teacher: a second policy, trained to sample what the first one fits badly."""
@@ -455,7 +458,7 @@ class GeneralOptions:
     """How replayed items are drawn."""
     keep: Keep = KeepTop()
     """Which items the buffer keeps."""
-    search: Annotated[SearchOptions, _described(SearchOptions)] = SearchOptions()
+    search: Search = SearchOptions()
     teacher: Annotated[TeacherOptions, _described(TeacherOptions)] = TeacherOptions()
     anneal: Annotated[AnnealOptions, _described(AnnealOptions)] = AnnealOptions()
     metrics: Annotated[MetricsOptions, _described(MetricsOptions)] = MetricsOptions()

@@ -13,6 +13,7 @@ from gfn_rb.training import (
     KeepRecent,
     KeepTop,
     RNABindingConfig,
+    SearchOptions,
     TFBind8Config,
     Trainer,
 )
@@ -31,7 +32,7 @@ GRID = HyperGridConfig(
 SMALL = {**ROWS, "batch_size": 8, "hidden": (16,), "eval_every": 3, "checkpoint_every": 2}
 DNA = TFBind8Config(steps=6, **SMALL)
 WARM_GRID = ConditionalHyperGridConfig(ndim=2, height=6, steps=6, capacity=24, **SMALL)
-BITS = BitSequenceConfig(n_bits=40, word_bits=4, modes=5, steps=6, **SMALL)
+BITS = BitSequenceConfig(n_bits=40, word_bits=4, modes=5, steps=6, search=SearchOptions(), **SMALL)
 RNA = RNABindingConfig(targets=("GGGAAACCCU",), length=6, steps=6, **SMALL)
 
 
