@@ -134,9 +134,10 @@ def test_any_history_gives_the_bits_of_a_fresh_tree():
             index.unique(), (torch.randn(37, generator=generator) * 40)[: len(index.unique())]
         )
     worn.draw(3)
+    worn.draw_distinct(500, generator)
     fresh = tree_of(worn.log_weight)
     assert torch.equal(worn.log_total, fresh.log_total)
-    for method in ("draw", "draw_distinct"):
+    for method in ("draw", "perturbed", "draw_distinct"):
         same = [getattr(tree, method)(500, seeded(7)) for tree in (worn, fresh)]
         first, second = [s[0] if isinstance(s, tuple) else s for s in same]
         assert torch.equal(first, second)
