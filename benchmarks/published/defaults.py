@@ -87,7 +87,7 @@ _ROWS = (
         "bit_sequence_10",
         "BitSequence, 120 bits in words of 10 (60 modes)",
         BitSequenceConfig(word_bits=10, form="non_autoregressive", delta=30),
-        100_000,
+        50_000,
         60,
     ),
     _new("hypergrid_8", "hypergrid 8^4", HyperGridConfig(), 32_000, None),
