@@ -22,13 +22,7 @@ from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import Transform
 from typing_extensions import Unpack
 
-from gfn_rb.arguments import (
-    as_count,
-    as_device,
-    require_device_of,
-    require_flag,
-    require_kind,
-)
+from gfn_rb.arguments import as_count, as_device, require_device_of, require_flag, require_kind
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import BufferOptions, with_options
 from gfn_rb.buffers.rate_limiter import RateLimiter

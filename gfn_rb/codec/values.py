@@ -313,9 +313,6 @@ class Decoder:
         parts, rest = tensor.split(sizes.prod(1).tolist()), tensor.shape[1:]
         return [part.view(*size, *rest) for part, size in zip(parts, sizes.tolist(), strict=True)]
 
-    def _jagged(self, content: Node) -> Tensor:
-        return torch.nested.as_nested_tensor(self._ragged(content), layout=torch.jagged)
-
     def _text(self, content: Node) -> list[Any]:
         values, lengths, kind = content
         data, sizes = self._tensor(values), self._tensor(lengths)
@@ -359,6 +356,8 @@ _DECODERS: dict[str, Callable[[Decoder, Node], Any]] = {
     "rows": Decoder._columns,
     "objects": Decoder._objects,
     "ragged": Decoder._ragged,
-    "jagged": Decoder._jagged,
+    "jagged": lambda self, content: torch.nested.as_nested_tensor(
+        self._ragged(content), layout=torch.jagged
+    ),
     "text": Decoder._text,
 }

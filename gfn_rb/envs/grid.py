@@ -13,13 +13,7 @@ from typing_extensions import Unpack
 
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
-from gfn_rb.envs.core import (
-    EitherBatch,
-    EitherIntegers,
-    check_positive,
-    from_digits,
-    takes_arrays,
-)
+from gfn_rb.envs.core import EitherBatch, EitherIntegers, check_positive, from_digits, takes_arrays
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Floats, Int64, Integers, StateBatch

@@ -35,9 +35,7 @@ class StoredPriorities(KeyColumn):
         super().write(storage, index, priority)
         self.announce(storage, index)
 
-    def clear(self) -> None:
-        """Have the column read anew, for the storage was emptied."""
-        self.forget()
+    clear = KeyColumn.forget
 
     def state(self) -> dict[str, Any]:
         """Return that there is nothing to save: the storage has it."""

@@ -18,7 +18,6 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
-from gfn_rb.shapes import Int64
 
 _AT_LEAST_0 = "a number of at least 0"
 
@@ -207,7 +206,11 @@ class PrioritySampler(KeySampler):
             )
         if not row.shape[0]:
             return
-        drawn, now = self._generations(row, storage, drawn)
+        stamps = compat.slot_generations(storage)
+        if drawn is None or stamps is None:  # nobody knows
+            drawn = now = torch.full_like(row, compat.UNKNOWN_GENERATION)
+        else:
+            now = stamps.index_select(0, row.to(stamps.device).clamp(0, stamps.shape[0] - 1))
         row, value, drawn, now = on_host(row, value, drawn, now)
         lowest, highest = (int(bound) for bound in row.aminmax())
         if lowest < 0 or self.key is not None:
@@ -240,17 +243,6 @@ class PrioritySampler(KeySampler):
         return self._drawn.index_select(0, at.where(is_known, 0)).where(
             is_known, compat.UNKNOWN_GENERATION
         )
-
-    def _generations(
-        self, row: Int64[Tensor, "m"], storage: Storage, drawn: Tensor | None
-    ) -> tuple[Int64[Tensor, "m"], Int64[Tensor, "m"]]:
-        """Return the stamp of each row when it was drawn, unknown where nobody knows, and now."""
-        stamps = compat.slot_generations(storage)
-        if drawn is None or stamps is None:
-            unknown = torch.full_like(row, compat.UNKNOWN_GENERATION)
-            return unknown, unknown
-        at = row.to(stamps.device).clamp(0, stamps.shape[0] - 1)
-        return drawn, stamps.index_select(0, at)
 
     def _empty(self) -> None:
         self._column.clear()

@@ -13,7 +13,6 @@ from torchrl.data.replay_buffers.storages import ListStorage, Storage
 from gfn_rb.column import KeyColumn, Version
 from gfn_rb.numerics.top_k import UNKNOWN_RANK, TopK, ascending
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
-from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import is_laid_out, slots_to_allocate
 from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
 from gfn_rb.writers.rows import check_number, relocate
@@ -78,7 +77,6 @@ class EvictionOrder:
         self.tie = tie
         self.largest = largest
         self._worst: Any = None  # a TopK, once there is a storage
-        self.restored: Tensor | None = None  # ranks, until there is a storage
         # Rows offered, rows written, storage revision that the order matches. On the CPU, and a
         # tensor, so that processes sharing the buffer share it. Its NumPy view, quicker to read and
         # write one by one, is made anew each time: sharing a tensor moves its memory.
@@ -103,9 +101,6 @@ class EvictionOrder:
             self._worst.share_memory()
         if known is not None:
             self._worst.assign(known.key, known.rank)
-        elif self.restored is not None:
-            self._worst.rank[: len(self.restored)] = self.restored
-            self.restored = None
 
     def signed(self, key: Shaped[Tensor, "m"]) -> Float[Tensor, "m"]:
         """Return keys as floats, of which those to keep are the largest."""
@@ -268,26 +263,19 @@ class EvictionOrder:
 
     def state(self, storage: Storage | None) -> dict[str, Any]:
         """Return the age of each row, and how many were offered and written."""
+        rank = torch.empty(0, dtype=torch.int64)
         if storage is not None:
             rank = self.ranked(storage).rank[: len(storage)].clone()
-        else:
-            rank = torch.empty(0, dtype=torch.int64) if self.restored is None else self.restored
         offered, written = self.counters()
         return {"rank": rank, "offered": offered, "written": written}
 
-    def restore(self, storage: Storage | None, state: dict[str, Any]) -> None:
+    def restore(self, storage: Storage, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned. Keys are read from the storage when needed."""
         rank = state["rank"]
-        require_numbers("rank", rank, torch.int64)
-        for name in ("offered", "written"):
-            require_count(name, state[name])
-        if storage is None:
-            self.restored = rank.clone()
-        else:
-            self.make_room(storage, len(rank))
-            known = self.ranked(storage).rank
-            known[: len(rank)] = rank
-            known[len(rank) :] = UNKNOWN_RANK
+        self.make_room(storage, len(rank))
+        known = self.ranked(storage).rank
+        known[: len(rank)] = rank
+        known[len(rank) :] = UNKNOWN_RANK
         self._counters.numpy()[:_REVISION] = state["offered"], state["written"]
         self.forget()
 

@@ -22,16 +22,10 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.near.index import Duplicates, Pairs, PreparedRows
 from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, recording, share_writes
-from gfn_rb.state_folder import StateInFolder, require_numbers
+from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
 from gfn_rb.storages import require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
-from gfn_rb.writers.features import (
-    Features,
-    ObjectColumns,
-    SyncedIndex,
-    Unique,
-    require_finite,
-)
+from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique, require_finite
 from gfn_rb.writers.objects import OnDuplicate, choose_objects, first_slot, is_last
 from gfn_rb.writers.rows import (
     RowLayout,
@@ -114,7 +108,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         super().__init__()
         require_flag("track_generations", track_generations)
         self.tracks_generations = track_generations
-        self._restored: Tensor | None = None  # generations, until there is a storage
+        self._restored: dict[str, Any] | None = None  # a state, until there is a storage
         require_key("key", key)
         require_choice("tie", tie, ("newest", "oldest"))
         require_choice("on_duplicate", on_duplicate, ("refresh", "keep"))
@@ -152,14 +146,14 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             CheckpointMismatchError: a state was restored that holds more items.
         """
         require_rows(storage)
-        if self._order.restored is not None:
-            self._check_size(len(self._order.restored), storage)
+        if self._restored is not None:
+            self._check_size(len(self._restored["rank"]), storage)
         super().register_storage(storage)
         if self.tracks_generations:
             compat.track_slot_generations(storage)
         if self._restored is not None:
-            self._restore_generations(self._restored)
-            self._restored = None
+            state, self._restored = self._restored, None
+            self.load_state_dict(state)
         for index in self._indexes:
             index.features.register_storage(storage)
         if share_writes(storage, self):
@@ -562,10 +556,12 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the age of each item and the counters, which the storage does not hold."""
-        state, stamps = {**self._options(), **self._order.state(self._storage)}, self._restored
+        if self._restored is not None:
+            return {**self._restored}
+        state = {**self._options(), **self._order.state(self._storage)}
         if self._storage is not None and self.tracks_generations:
-            stamps = compat.slot_generations(self._storage)
-        return state if stamps is None else {**state, _GENERATION: stamps.clone()}
+            state[_GENERATION] = compat.slot_generations(self._storage).clone()
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
@@ -585,24 +581,21 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
                 f"writer state is of {_listed(came)}, expected {_listed(expected)}"
             )
         require_numbers("rank", rank := state_dict["rank"], torch.int64)
-        if self._storage is not None:
-            self._check_size(rank.shape[0], self._storage)
-            check_slots(self._storage)
-        self._order.restore(self._storage, state_dict)
-        self._restore_generations(state_dict.get(_GENERATION))
-        self._forget_indexes()
-
-    def _restore_generations(self, known: Tensor | None) -> None:
-        """Restore how often each slot was written to; if that is unknown, all rows are new ones."""
-        if known is not None:
+        for name in ("offered", "written"):
+            require_count(name, state_dict[name])
+        if (known := state_dict.get(_GENERATION)) is not None:
             require_numbers(_GENERATION, known, torch.int64)
         if self._storage is None:
-            self._restored = known
+            self._restored = {**state_dict}
             return
-        compat.raise_slot_generations(self._storage)
+        self._check_size(rank.shape[0], self._storage)
+        check_slots(self._storage)
+        self._order.restore(self._storage, state_dict)
+        compat.raise_slot_generations(self._storage)  # without stamps, all rows are new ones
         if self.tracks_generations and known is not None:
             stamps = compat.track_slot_generations(self._storage)
             stamps[: known.shape[0]] = known[: stamps.shape[0]]
+        self._forget_indexes()
 
     def _forget_indexes(self) -> None:
         for index in self._indexes:
