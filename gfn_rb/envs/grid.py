@@ -140,7 +140,8 @@ class HyperGrid(GridEnv):
         **options: Unpack[EnvOptions],
     ) -> None:
         check_positive(r0=r0, r1=r1, r2=r2)
-        super().__init__(ndim, height, max_length=ndim * (height - 1) + 1, **options)
+        n_moves = as_count("ndim", ndim) * (as_count("height", height, 2) - 1)
+        super().__init__(ndim, height, max_length=n_moves + 1, **options)
         self.r0, self.r1, self.r2 = r0, r1, r2
         self.n_modes = 2**ndim
         # Of each coordinate: 2 in the inner band, 1 in the rest of the outer one, 0 elsewhere.
@@ -290,7 +291,8 @@ class DeceptiveGrid(GridEnv):
 
     def __init__(self, ndim: int, height: int, **options: Unpack[EnvOptions]) -> None:
         as_count("height", height, 6)  # below, no point lies where the goals are
-        super().__init__(ndim, height, max_length=ndim * (height - 2) + 2, **options)
+        n_moves = as_count("ndim", ndim) * (height - 2) + 1
+        super().__init__(ndim, height, max_length=n_moves + 1, **options)
         x = (torch.arange(height, dtype=torch.float64) / (height - 1) * 2 - 1).abs()
         outer, inner = x > 0.2, (x > 0.6) & (x < 0.8)
         goal = (inner.cumsum(0) - 1).where(inner, -1)

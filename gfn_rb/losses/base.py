@@ -277,6 +277,9 @@ class Loss(nn.Module, ABC, Generic[C]):
                 f"batch must hold states of env, {dtype} of shape {list(shape)}, "
                 f"got {state.dtype} of shape {list(state.shape)} in all"
             )
+        action = getattr(batch, "action", None)
+        if action is not None and action.is_floating_point() != env.action_dtype.is_floating_point:
+            raise ShapeError(f"batch must hold actions of {env.action_dtype}, got {action.dtype}")
         return batch
 
     def _floored(self, log_reward: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

@@ -9,6 +9,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, NaNError
@@ -178,10 +179,7 @@ class LocalSearchSampler:
             ShapeError: a shape or dtype does not fit.
             NaNError: a reward or the logits are NaN.
         """
-        if n_local_search_loops < 0:
-            raise ArgumentError(
-                f"n_local_search_loops must be at least 0, got {n_local_search_loops}"
-            )
+        n_local_search_loops = as_count("n_local_search_loops", n_local_search_loops, 0)
         if n_local_search_loops:  # before any reward is paid for
             _exploration_from(policy_kwargs, use_metropolis_hastings)
             rows = n if states is None else len(states)
@@ -250,6 +248,7 @@ def _exploration_from(policy_kwargs: dict[str, Any], use_metropolis_hastings: bo
 
 def _terminating(rows: Trajectories | States) -> States:
     """Take terminating states, with their rewards, out of what a search starts from."""
+    require_kind("trajectories", rows, Trajectories, lambda value: isinstance(value, States))
     log_reward = rows.log_reward
     if log_reward.isnan().any():
         row = int(log_reward.isnan().nonzero()[0])
