@@ -153,7 +153,7 @@ def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
     index.refresh()
     rb[1:2] = trajectories([8]).set("length", torch.tensor([9]))
     for _ in range(2):
-        with pytest.raises(ArgumentError, match="length must be 1 to 3 in every row, got"):
+        with pytest.raises(ArgumentError, match="length must be 1 to 2 in every row, got"):
             index.refresh()
     rb[1:2] = trajectories([8])
     assert index.refresh().tolist() == [0, 1, 2]
