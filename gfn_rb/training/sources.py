@@ -19,6 +19,7 @@ from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import backward_policy, make_loss, make_optimizer, take_step
+from gfn_rb.training.options import SearchOptions
 from gfn_rb.training.priority_rules import TeacherReward, mean_per_item
 
 
@@ -61,20 +62,20 @@ class LocalSearchSource(Source):
         source: Source,
         search: LocalSearchSampler,
         env: GFNEnv,
-        loops: int,
-        back_ratio: float,
+        options: SearchOptions,
         generator: torch.Generator,
     ) -> None:
-        self._source, self._search, self._env, self._loops = source, search, env, loops
-        self._back_ratio, self._generator = back_ratio, generator
+        self._source, self._search, self._env = source, search, env
+        self._options, self._generator = options, generator
 
     def sample(self, n: int) -> Trajectories:
         """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
         current = self._source.sample(n)
         batches = [current]
-        for _ in range(self._loops):
+        for _ in range(self._options.loops):
+            back_ratio, generator = self._options.back_ratio, self._generator
             proposed, accepted = self._search.local_search(
-                self._env, current, back_ratio=self._back_ratio, generator=self._generator
+                self._env, current, back_ratio=back_ratio, generator=generator
             )
             row = torch.arange(n, device=accepted.device)
             batches.append(proposed)
@@ -82,23 +83,42 @@ class LocalSearchSource(Source):
         return Trajectories.cat(batches)
 
 
-class Teacher:
-    """A policy with networks of its own, trained to sample what another, the student, fits badly.
+class TeacherSource(Source):
+    """Takes some batches from a policy that is trained to sample what another fits badly.
 
-    The teacher learns by trajectory balance, from the same trajectories as the student. Its reward
-    is log R_T(x) = log r(residual) + alpha log R(x), with r of ``TeacherReward`` and the student's
-    residual (Kim et al. 2025, arXiv:2410.01432).
+    The other policy is the student, and its source gives the other batches. The teacher has
+    networks of its own. It learns by trajectory balance, from the same trajectories as the student.
+    Its reward is log R_T(x) = log r(residual) + alpha log R(x), with r of ``TeacherReward`` and the
+    student's residual (Kim et al. 2025, arXiv:2410.01432).
     """
 
-    def __init__(self, config: TrainConfig, env: GFNEnv, seed: int) -> None:
+    def __init__(
+        self,
+        student: Source,
+        config: TrainConfig,
+        env: GFNEnv,
+        generator: torch.Generator,
+        seed: int,
+        epsilon: Callable[[], float],
+    ) -> None:
         self._config = replace(config, loss="tb", regression="squared")
         self.loss = make_loss(self._config, env, seed)
         self.optimizer = make_optimizer(self._config, self.loss)
         self.reward = TeacherReward(config.teacher.c)
-        self._is_new = config.log_z is None
+        self.student = student
+        self.teacher = PolicySource(env, self.loss.forward_policy, generator, epsilon)
+        self._is_new, self._n_batches = config.log_z is None, 0
 
-    def learn(self, batch: Trajectories, residual: Float[Tensor, "m"]) -> None:
-        """Take an optimiser step."""
+    def sample(self, n: int) -> Trajectories:
+        """Return a batch of either policy."""
+        before, share = self._n_batches, self._config.teacher.share
+        self._n_batches += 1
+        is_taught = int(self._n_batches * share) > int(before * share)
+        return (self.teacher if is_taught else self.student).sample(n)
+
+    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
+        """Take an optimiser step of the teacher."""
+        assert isinstance(batch, Trajectories)  # as the configuration has made sure
         reward = mean_per_item(batch, self.reward(residual))
         log_reward = reward.log() + self._config.teacher.alpha * batch.log_reward
         rows = Trajectories.from_tensordict(batch.to_tensordict().set(LOG_REWARD, log_reward))
@@ -108,46 +128,19 @@ class Teacher:
         take_step(self.optimizer, self.loss, self.loss(rows), self._config.clip_grad_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learnt."""
+        """Return what the teacher has learnt, and the number of batches."""
         return {
             "policies": self.loss.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "is_new": self._is_new,
+            "n_batches": self._n_batches,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
         self.loss.load_state_dict(state_dict["policies"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
-        self._is_new = state_dict["is_new"]
-
-
-class TeacherSource(Source):
-    """Takes some batches from a teacher's policy, the others from the student's."""
-
-    def __init__(self, student: Source, teacher: Source, learner: Teacher, share: float) -> None:
-        self.student, self.teacher = student, teacher
-        self._learner, self._share, self._n_batches = learner, share, 0
-
-    def sample(self, n: int) -> Trajectories:
-        """Return a batch of either policy."""
-        before, self._n_batches = self._n_batches, self._n_batches + 1
-        is_taught = int(self._n_batches * self._share) > int(before * self._share)
-        return (self.teacher if is_taught else self.student).sample(n)
-
-    def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
-        """Have the teacher learn."""
-        assert isinstance(batch, Trajectories)  # as the configuration has made sure
-        self._learner.learn(batch, residual)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the teacher has learnt, and the number of batches."""
-        return {"learner": self._learner.state_dict(), "n_batches": self._n_batches}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore it."""
-        self._learner.load_state_dict(state_dict["learner"])
-        self._n_batches = state_dict["n_batches"]
+        self._is_new, self._n_batches = state_dict["is_new"], state_dict["n_batches"]
 
 
 def make_source(
@@ -163,13 +156,10 @@ def make_source(
     ``seed`` is that of a teacher's weights.
     """
     source: Source = PolicySource(env, loss.forward_policy, generator, epsilon)
-    taught, search = None, config.search
+    taught = None
     if config.teacher.share:
-        teacher = Teacher(config, env, seed)
-        by_teacher = PolicySource(env, teacher.loss.forward_policy, generator, epsilon)
-        source = taught = TeacherSource(source, by_teacher, teacher, config.teacher.share)
-    if search.loops:
+        source = taught = TeacherSource(source, config, env, generator, seed, epsilon)
+    if config.search.loops:
         sampler = LocalSearchSampler(loss.forward_policy, backward_policy(loss))
-        options = search.loops, search.back_ratio, generator
-        source = LocalSearchSource(source, sampler, env, *options)
+        source = LocalSearchSource(source, sampler, env, config.search, generator)
     return source, taught

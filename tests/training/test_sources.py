@@ -44,7 +44,7 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
     proposals = [(second, accepted[0]), (third, accepted[1])]
     search = Mock(LocalSearchSampler, local_search=Mock(side_effect=proposals))
     generator = torch.Generator()
-    source = LocalSearchSource(start, search, GRID.make_env(), 2, 0.25, generator)
+    source = LocalSearchSource(start, search, GRID.make_env(), SearchOptions(2, 0.25), generator)
     found = source.sample(3)
     equal(found.state.tolist(), Trajectories.cat(batches).state.tolist())
     calls = search.local_search.call_args_list

@@ -12,7 +12,6 @@ from gfn_rb.losses import TrajectoryBalance
 from gfn_rb.rollout import Sampler
 from gfn_rb.training import HyperGridConfig, TeacherDraw, TeacherOptions, TeacherReward, Trainer
 from gfn_rb.training.objectives import make_loss, make_optimizer
-from gfn_rb.training.sources import Teacher
 
 
 @pytest.mark.parametrize(
@@ -32,11 +31,11 @@ def test_it_learns_by_trajectory_balance_from_its_reward(alpha):
     config = grid(
         teacher=TeacherOptions(0.5, alpha=alpha), log_z=0.5, clip_grad_norm=1.0, loss="db"
     )
-    env = config.make_env()
     rows = Trainer(GRID).source.sample(8)
     residual = torch.randn(len(rows), generator=torch.Generator().manual_seed(0))
-    teacher = Teacher(config, env, seed=4)
-    plain = make_loss(grid(log_z=0.5), env, 4)
+    teacher = Trainer(config).teacher
+    plain = make_loss(grid(log_z=0.5), config.make_env(), 4)
+    plain.load_state_dict(teacher.loss.state_dict())
     optimizer = make_optimizer(config, plain)
     reward = [
         math.log(math.log(1.001 + d * d * (20 if d < 0 else 1))) + alpha * log_reward
@@ -56,7 +55,8 @@ def test_it_learns_by_trajectory_balance_from_its_reward(alpha):
 
 
 def test_its_log_z_starts_where_its_first_batch_fits_best():
-    teacher = Teacher(grid(lr=1e-9, lr_log_z=1e-9, log_z=None), GRID.make_env(), 0)
+    options = {"lr": 1e-9, "lr_log_z": 1e-9, "log_z": None}
+    teacher = Trainer(grid(teacher=TeacherOptions(1.0), **options)).teacher
     rows = Trainer(GRID).source.sample(8)
     residual = torch.linspace(-3, 3, 8)
     teacher.learn(rows, residual)
@@ -86,26 +86,26 @@ def test_it_learns_from_every_batch_what_the_student_was_like_before(loss):
 
 def test_it_has_weights_of_its_own_and_the_student_does_not_see_it():
     trainer = Trainer(grid(teacher=TeacherOptions(0.5)))
-    teacher = trainer.source._learner.loss
+    teacher = trainer.source.loss
     assert type(teacher) is TrajectoryBalance
     assert not {*teacher.parameters()} & {*trainer.loss.parameters()}
     name = "forward_policy.head.weight"
     assert not torch.equal(teacher.state_dict()[name], trainer.loss.state_dict()[name])
-    assert not any("learner" in name for name in trainer.loss.state_dict())
+    assert not any("teacher" in name for name in trainer.loss.state_dict())
 
 
 def test_a_teacher_goes_where_the_student_comes_short():
     """A student that never learns leaves out one corner; its teacher samples it most."""
     config = grid(teacher=TeacherOptions(1.0), lr=1e-2)
-    env = config.make_env()
-    teacher = Teacher(config, env, 0)
+    trainer = Trainer(config)
+    teacher = trainer.teacher
     source = Trainer(grid(epsilon=0.5, batch_size=32)).source
     corner = torch.tensor([1, 1])
     for _ in range(160):
         rows = source.sample(32)
         short = (rows.terminating_states == corner).all(1)
         teacher.learn(rows, torch.where(short, -4.0, 0.1))
-    drawn = Sampler(teacher.loss.forward_policy).sample_trajectories(env, 500)
+    drawn = Sampler(teacher.loss.forward_policy).sample_trajectories(trainer.env, 500)
     share = (drawn.terminating_states == corner).all(1).float().mean()
     # Reward log(321) there against log(1.011) at 35 other states.
     expected = math.log(321.001) / (math.log(321.001) + 35 * math.log(1.011))
