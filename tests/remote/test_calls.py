@@ -67,12 +67,12 @@ def test_an_exchange_takes_few_calls_at_worker_and_manager(is_fed, most, request
         if i < ROUNDS:  # what is looked up once
             worker.extend(batch)
             manager.step()
-            worker._client.collect()
+            worker.collect()
             continue
         with calls:
             worker.extend(batch)
             manager.step()
-            worker._client.collect()
+            worker.collect()
     assert worker.statistics.stored == 2 * ROUNDS * 64
     assert worker.statistics.fed == is_fed * 2 * ROUNDS * 16
     assert most / 2 < calls.count / ROUNDS <= most

@@ -132,7 +132,7 @@ def test_what_does_not_fit_the_environment_travels_whole_and_is_refused_where_it
     form = stored(DNA, "narrow")
     with threads(ReplayBufferManager(theirs, form).run):
         worker = ReplayBufferWorker(mine, 1, fifo_buffer(9), on_error="log")
-        worker._client._channel = FrameChannel(mine, compact_rows_of(form))
+        worker._channel = FrameChannel(mine, compact_rows_of(form))
         with worker:
             reply = worker.extend(objects([1, 2]))
     assert reply.outcomes == {"refused": 2}

@@ -120,7 +120,7 @@ class Damage:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_whose_frame_was_damaged_goes_on(caplog, mode):
     manager, worker = pair(mode, on_error="log")
-    Damage(worker._client._channel.transport, {2, 5})  # the first batch and the fourth
+    Damage(worker._channel.transport, {2, 5})  # the first batch and the fourth
     with threads(manager.run), worker:
         for value in range(8):
             worker.extend(objects([value, value + 10]))
@@ -214,8 +214,8 @@ def test_a_manager_that_hangs_silences_only_its_own_share():
             worker.connect()
         for rows in batches:
             worker.extend(rows)
-            while worker._client.unanswered_by(1):
-                worker._client.collect()
+            while worker.unanswered_by(1):
+                worker.collect()
         worker.close(0.1)
     assert len(managers[1].buffer) == sum((each == 1).sum() for each in owner)
     assert worker.statistics.skipped == sum((each == 0).sum() for each in owner[2:]) > 0

@@ -352,7 +352,7 @@ class Working:
     def check(self) -> None:
         statistics, worker = self.worker.statistics, self.worker
         assert len(self.local) == self.n_added == statistics.offered
-        unanswered = sum(len(each.rows) for each in worker._client.sent.values())
+        unanswered = sum(len(each.rows) for each in worker.sent.values())
         sent = statistics.sent + statistics.resent
         assert sent == statistics.outcomes + statistics.lost + unanswered
         assert statistics.offered == statistics.sent + statistics.skipped
@@ -374,7 +374,7 @@ def test_no_answer_ends_or_bends_a_worker(what: str) -> None:
         if what == "frames":
             working.transports[at].send([mutant(pick.choice(ANSWERS), pick)], 0, tag)
         else:
-            newest = max(working.worker._client.sent, default=0)
+            newest = max(working.worker.sent, default=0)
             numbered = {**ANSWER, "to": newest - pick.randrange(3)}
             error = {"to": 1, "error": {"type": "x", "message": "y"}}
             meta = random_meta(pick, numbered, numbered, WELCOME, error)

@@ -100,14 +100,14 @@ class Cluster:
         self._lose(self.dice.choice([*self.workers.values()]))
 
     def _lose(self, worker):
-        worker._client.collect()  # it may have been greeted by one that is gone again
+        worker.collect()  # it may have been greeted by one that is gone again
         for gone in [rank for rank in worker.managers if rank not in self.managers]:
-            worker._client.lose(gone, "it was killed")
+            worker._lose(gone, "it was killed")
 
     def come_back(self):
         """Start a manager again, of whose death everyone knows."""
         for worker in self.workers.values():
-            worker._client.collect()
+            worker.collect()
         present = {rank for worker in self.workers.values() for rank in worker.managers}
         for rank in sorted(set(range(self.n)) - present - self.managers.keys())[:1]:
             self.begin(rank)
@@ -120,7 +120,7 @@ class Cluster:
         while busy:
             busy = sum(manager.step() for manager in self.managers.values()) > 0
             for worker in self.workers.values():
-                worker._client.collect()
+                worker.collect()
         assert all(worker.unanswered == 0 for worker in self.workers.values())
 
     @contextmanager

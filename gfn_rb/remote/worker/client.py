@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
@@ -50,7 +50,7 @@ _NUMBERS: WeakKeyDictionary[Transport, Iterator[int]] = WeakKeyDictionary()
 
 
 class ManagerClient:
-    """Sends each manager the rows that it owns, and accounts for each of them.
+    """Base class of workers: sends each manager the rows that it owns, and accounts for each row.
 
     A manager that does not answer in time is lost. Its unanswered rows are counted as lost and sent
     again to their new owners, and so are the rows of this worker's buffer that it owned. A greeting
@@ -58,6 +58,7 @@ class ManagerClient:
     is sent the rows that it owns.
 
     Attributes:
+        statistics: counters of the worker.
         membership: the managers, with the reason for each that is lost.
         sent: the frames that are not answered, by number, in the order in which they were sent.
     """
@@ -67,20 +68,17 @@ class ManagerClient:
         transport: Transport,
         managers: Sequence[int],
         timeout: float,
-        statistics: WorkerStatistics,
-        feed: Callable[[TensorDictBase], None],
-        shutdown: ShutdownBudget | None = None,
+        shutdown: ShutdownBudget,
         compact: CompactRows | None = None,
-        held: Callable[[list[int], list[int]], Iterable[TensorDictBase]] | None = None,
     ) -> None:
         self._baselines: dict[int, float | None] = {}  # the newest of each manager
+        self.statistics = WorkerStatistics()
         self.membership = Membership(managers)
         self.sent: dict[int, SentShare] = {}
         self._name = f"worker {transport.rank}"
         self._has_several = len(managers) > 1
         self._channel = FrameChannel(transport, compact)
-        self._timeout, self._shutdown = timeout, shutdown or ShutdownBudget()
-        self._count, self._feed, self._held = statistics, feed, held
+        self._timeout, self._shutdown = timeout, shutdown
         self._hello: dict[str, Any] | None = None
         self._responses: dict[int, ReceivedFrame] = {}  # to questions, by manager
         self._replies: list[Reply] = []
@@ -89,19 +87,33 @@ class ManagerClient:
         self._n_batches = 0
         self._numbers = _NUMBERS.setdefault(transport, count(1))
 
+    def _feed(self, rows: TensorDictBase) -> None:
+        """Store rows that a manager fed."""
+        raise NotImplementedError
+
+    def _moved(self, before: list[int], after: list[int]) -> Iterable[TensorDictBase]:
+        """Return the rows of the worker's buffer, as they are sent, that have another owner now."""
+        raise NotImplementedError
+
     @property
     def managers(self) -> list[int]:
         """The managers that are not lost."""
         return self.membership.present
 
     @property
+    def lost(self) -> dict[int, str]:
+        """The lost managers: rank and reason."""
+        return self.membership.lost
+
+    @property
     def baseline(self) -> float | None:
-        """The lowest baseline of the managers; None unless each of them has one."""
+        """The log-reward below which items need not be sent; None while unknown.
+
+        It is the lowest baseline of the managers, once each of them has one.
+        """
         known = [self._baselines.get(rank) for rank in self.managers]
         told = [each for each in known if each is not None]
         return min(told) if told and len(told) == len(known) else None
-
-    # Calls of modes.
 
     @property
     def unanswered(self) -> int:
@@ -129,7 +141,7 @@ class ManagerClient:
             self._lose_overdue()
         return True
 
-    def settle(self, limit: Deadline) -> None:
+    def _settle(self, limit: Deadline) -> None:
         """Wait until all batches are answered, and count those that are not in time as lost."""
         start = time.monotonic()
         if not self.wait(limit):
@@ -137,47 +149,33 @@ class ManagerClient:
             log.warning("%s: %d batches unanswered after %.1f s", self._name, n, seconds)
             self._give_up([*self.sent])
 
-    def take_replies(self) -> tuple[list[Reply], list[RemoteError]]:
-        """Return the replies and errors since the last call."""
-        taken = self._replies, self._errors
-        self._replies, self._errors = [], []
-        return taken
-
     def _lose_overdue(self) -> None:
         for share in [*self.sent.values()]:
             if not share.deadline.passed:  # nor has any later one
                 return
-            self.lose(share.manager, f"it did not answer within {self._timeout:g} s")
+            self._lose(share.manager, f"it did not answer within {self._timeout:g} s")
 
     # Sending.
 
-    def connect(self, terms: dict[str, Any] | None) -> None:
-        """Greet all managers."""
+    def _greet(self, terms: dict[str, Any] | None) -> None:
+        """Connect to all managers, with the terms of a subscription."""
         self._quota = 0 if terms is None else terms["quota"]
         form = self._channel.row_form
         self._hello = {"protocol": PROTOCOL, "subscription": terms, "rows": form}
-        for rank in self.managers:
-            try:
-                self._welcome(self.ask(rank, Kind.HELLO, self._hello))
-            except PeerLostError as error:
-                self.lose(rank, str(error))
+        deadline = Deadline(self._timeout, self._shutdown)
+        for rank, answer in self._ask_all(Kind.HELLO, self._hello, deadline).items():
+            if answer is None:
+                raise TransportTimeoutError(
+                    f"rank {rank} did not answer {deadline}: expected a running "
+                    "ReplayBufferManager there"
+                )
+            self._welcome(checked_answer(answer, Kind.HELLO))
 
-    def ask(self, rank: int, kind: Kind, meta: dict[str, Any]) -> ReceivedFrame:
-        """Ask a manager something, and return its answer."""
-        deadline, responses = Deadline(self._timeout, self._shutdown), self._responses
-        self._post(rank, kind, meta)
-        if not deadline.wait(lambda seconds: self._receive(seconds, rank) and rank in responses):
-            raise TransportTimeoutError(
-                f"rank {rank} did not answer {deadline}: expected a running ReplayBufferManager "
-                "there"
-            )
-        return self._take_response(rank, kind)
-
-    def send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
+    def _send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
         """Send each row to the manager that owns it, of those ready; return how many were sent."""
         self._n_batches += 1
         sent = self._send_shares(SentBatch(rows.batch_size[0], store), rows, None, ready)
-        self._count.sent += sent
+        self.statistics.sent += sent
         return sent
 
     def _send_shares(
@@ -209,7 +207,7 @@ class ManagerClient:
                         raise PeerLostError(rank, self.membership[rank].why)
                     handle = self._channel.send(rank, DATA_TAG, Kind.ITEMS, meta, part)
                 except PeerLostError as error:
-                    self.lose(rank, str(error))
+                    self._lose(rank, str(error))
                     left.append((part, where))
                     continue
                 # Counted only now: rows that could not be handed over were not sent.
@@ -217,9 +215,9 @@ class ManagerClient:
                 self.sent[meta["id"]] = SentShare(batch, rank, n, part, where, deadline)
                 batch.unanswered += 1
                 sent += n
-                self._count.batches += 1
-                self._count.bytes_sent += handle.nbytes
-        self._count.seconds_sending += time.perf_counter() - start
+                self.statistics.batches += 1
+                self.statistics.bytes_sent += handle.nbytes
+        self.statistics.seconds_sending += time.perf_counter() - start
         return sent
 
     def _quota_of(self, i: int, n: int) -> int:
@@ -231,22 +229,40 @@ class ManagerClient:
         """Send a question; a late answer to an earlier one is dropped."""
         # A question has no number: one is open at a time, and the transport keeps the order.
         self._responses.pop(rank, None)
-        self._count.bytes_sent += self._channel.send(rank, DATA_TAG, kind, meta).nbytes
+        self.statistics.bytes_sent += self._channel.send(rank, DATA_TAG, kind, meta).nbytes
 
-    def _take_response(self, rank: int, kind: Kind) -> ReceivedFrame:
-        answer = self._responses.pop(rank).checked()
-        if answer.kind != kind:
-            raise RemoteError(rank, f"it answered {kind.name} with a frame of kind {answer.kind}")
-        return answer
+    def _ask_all(
+        self, kind: Kind, meta: dict[str, Any], limit: Deadline
+    ) -> dict[int, ReceivedFrame | None]:
+        """Ask all managers the same, and return their answers; None for none in time."""
+        for rank in self.managers:
+            try:
+                self._post(rank, kind, meta)
+            except PeerLostError as error:
+                self._lose(rank, str(error))
+        while not self._responses.keys() >= {*self.managers} and limit.wait(self._receive):
+            pass
+        return {rank: self._responses.pop(rank, None) for rank in self.managers}
 
-    def leave(self, limit: Deadline) -> None:
+    def _leave(self, limit: Deadline) -> None:
         """Say goodbye to all managers."""
-        start = time.monotonic()
+        start, silent = time.monotonic(), list[int]()
+        questions: dict[Kind, dict[str, Any]] = {Kind.GOODBYE: {}}
         if self._has_several and self._hello is not None:
             # A manager that is found to be lost only now owned rows that the others are to have.
-            self._ask_all(Kind.HELLO, self._hello, limit)
-            self.settle(limit)
-        if silent := self._ask_all(Kind.GOODBYE, {}, limit):
+            questions = {Kind.HELLO: self._hello, **questions}
+        for kind, meta in questions.items():
+            answers = self._ask_all(kind, meta, limit)
+            silent = [rank for rank, answer in answers.items() if answer is None]
+            for rank, answer in answers.items():
+                try:
+                    _ = answer and checked_answer(answer, kind)
+                except GfnRbError as error:
+                    why = rank, kind.name, error
+                    log.warning("%s: manager %d refuses a %s: %s", self._name, *why)
+            if kind == Kind.HELLO:
+                self._settle(limit)
+        if silent:
             n, seconds = len(silent), time.monotonic() - start
             log.warning(
                 "%s: left after %.1f s, before manager%s %s answered",
@@ -254,28 +270,7 @@ class ManagerClient:
             )
         self._channel.flush(limit.remaining, self.membership.lost)
 
-    def _ask_all(self, kind: Kind, meta: dict[str, Any], limit: Deadline) -> list[int]:
-        """Ask all managers the same, and return those that have not answered in time."""
-        for rank in self.managers:
-            try:
-                self._post(rank, kind, meta)
-            except PeerLostError as error:
-                self.lose(rank, str(error))
-
-        def silent() -> list[int]:
-            return [rank for rank in self.managers if rank not in self._responses]
-
-        while silent() and limit.wait(self._receive):
-            pass
-        unanswered = silent()
-        for rank in set(self.managers) - set(unanswered):
-            try:
-                self._take_response(rank, kind)
-            except GfnRbError as error:
-                log.warning("%s: manager %d refuses a %s: %s", self._name, rank, kind.name, error)
-        return unanswered
-
-    def lose(self, rank: int, why: str) -> None:
+    def _lose(self, rank: int, why: str) -> None:
         """Count a manager as lost, and send the rows that it owned to their new owners."""
         before = self.managers
         if not self.membership.leave(rank, LOST, why):
@@ -286,22 +281,20 @@ class ManagerClient:
             with suppress(PeerLostError):  # it may only be slow, and answer some day
                 self._post(rank, Kind.HELLO, self._hello)
         for share in [self._close(number) for number in self.unanswered_by(rank)]:
-            self._count.lost += share.n
-            self._count.resent += self._send_shares(share.batch, share.rows, share.at)
+            self.statistics.lost += share.n
+            self.statistics.resent += self._send_shares(share.batch, share.rows, share.at)
             self._finish(share.batch)
-        self.send_moved(before)
+        self._send_moved(before)
 
-    def send_moved(self, before: list[int]) -> None:
+    def _send_moved(self, before: list[int]) -> None:
         """Send the rows of the worker's buffer that another manager owns than before."""
-        if self._held is None or not self.managers:
-            return
-        for rows in self._held(before, self.managers):
+        for rows in self._moved(before, self.managers) if self.managers else ():
             batch = SentBatch(len(rows), store=True, is_new=False)
-            self._count.resent += self._send_shares(batch, rows, None)
+            self.statistics.resent += self._send_shares(batch, rows, None)
 
     # Receiving.
 
-    def _receive(self, timeout: float, source: int | None = None) -> bool:
+    def _receive(self, timeout: float) -> bool:
         """Handle one message, if one comes in time.
 
         Messages are sorted by their kind, not by the call that waits: an answer to an earlier batch
@@ -310,18 +303,16 @@ class ManagerClient:
         """
         start = time.perf_counter() if timeout > 0 else 0.0
         try:
-            message = self._channel.receive(source, DATA_TAG, timeout)
+            message = self._channel.receive(None, DATA_TAG, timeout)
         except PeerLostError as error:
-            if source is not None:
-                raise
-            self.lose(error.rank, str(error))
+            self._lose(error.rank, str(error))
             return True
         finally:
             if timeout > 0:
-                self._count.seconds_blocked += time.perf_counter() - start
+                self.statistics.seconds_blocked += time.perf_counter() - start
         if message is None:
             return False
-        self._count.bytes_received += message.nbytes
+        self.statistics.bytes_received += message.nbytes
         if message.source not in self.membership.present:
             self._receive_lost(message)
         elif message.error is not None or message.kind == Kind.ERROR:
@@ -346,7 +337,7 @@ class ManagerClient:
             return
         self.membership.seen(rank)
         log.warning("%s: manager %d is back", self._name, rank)
-        self.send_moved(before)
+        self._send_moved(before)
 
     def _welcome(self, answer: ReceivedFrame) -> None:
         """Use a manager's answer to a greeting."""
@@ -383,7 +374,7 @@ class ManagerClient:
             return
         reply = Reply((rank,), share.n, scores, outcomes, self.baseline, error)
         share.batch.answers.append((share.at, reply))
-        self._count.count(replies=1, errors=int(error is not None), **outcomes)
+        self.statistics.count(replies=1, errors=int(error is not None), **outcomes)
         if error is not None:
             self._errors.append(error)
         self._finish(self._close(number).batch)
@@ -428,7 +419,7 @@ class ManagerClient:
     def _give_up(self, numbers: Iterable[int]) -> None:
         """Count frames as lost that will not be answered."""
         for share in map(self._close, numbers):
-            self._count.lost += share.n
+            self.statistics.lost += share.n
             self._finish(share.batch)
 
     def _finish(self, batch: SentBatch) -> None:
@@ -442,6 +433,14 @@ class ManagerClient:
             why = f"its scores do not fit those of the other managers: {error}"
             self._errors.append(RemoteError(batch.answers[-1][1].managers[0], why))
         batch.answers = []
+
+
+def checked_answer(answer: ReceivedFrame, kind: Kind) -> ReceivedFrame:
+    """Return the answer to a question, or raise the error that it is or contains."""
+    if answer.checked().kind != kind:
+        what = f"it answered {kind.name} with a frame of kind {answer.kind}"
+        raise RemoteError(answer.source, what)
+    return answer
 
 
 def _number(message: ReceivedFrame) -> int:

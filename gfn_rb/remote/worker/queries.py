@@ -10,12 +10,12 @@ from tensordict import TensorDictBase
 
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers.objects import object_keys
-from gfn_rb.errors import RemoteError, TransportTimeoutError
+from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.roles import check_ranks
-from gfn_rb.remote.worker.client import answer_of
+from gfn_rb.remote.worker.client import answer_of, checked_answer
 from gfn_rb.remote.worker.options import first_new, join_batches
 from gfn_rb.transports.base import Transport
 
@@ -96,8 +96,5 @@ class ManagerQueries:
                     f"rank {rank} did not answer within {timeout:g} s: expected a running "
                     "ReplayBufferManager there"
                 )
-            if answer.checked().kind != kind:
-                what = f"it answered {kind.name} with a frame of kind {answer.kind}"
-                raise RemoteError(rank, what)
-            answers.append(answer)
+            answers.append(checked_answer(answer, kind))
         return answers

@@ -21,7 +21,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.protocol.ownership import batches_of, owners
 from gfn_rb.remote.protocol.roles import check_ranks
-from gfn_rb.remote.worker.accounts import Reply, WorkerStatistics
+from gfn_rb.remote.worker.accounts import Reply
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.remote.worker.options import (
     Awaited,
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 Items: TypeAlias = TensorDictBase | Trajectories | Transitions | States
 
 
-class ReplayBufferWorker:
+class ReplayBufferWorker(ManagerClient):
     """Adds items to a local buffer, and sends each item to the manager that owns it.
 
     A hash of the object determines the owner. Several managers together hold each object once, and
@@ -120,54 +120,23 @@ class ReplayBufferWorker:
             raise ArgumentError(f"payload must be one of {get_args(Payload)}, got {payload!r}")
         if on_error not in ("raise", "log"):
             raise ArgumentError(f"on_error must be 'raise' or 'log', got {on_error!r}")
+        form = compact or compact_rows_of(buffer)
+        super().__init__(transport, managers, timeout, ShutdownBudget(stopped), form)
         self.buffer = buffer
         self.subscription = subscription
-        self.statistics = WorkerStatistics()
         self.frequency = frequency
         self.mode = Awaited() if mode is None else mode
         self.filter = filter
         self.payload = payload
         self._dropped = stale_entries(keep)
         self._raises = on_error == "raise"
-        self._shutdown = ShutdownBudget(stopped)
         self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
-        self._client = ManagerClient(
-            transport,
-            managers,
-            timeout,
-            self.statistics,
-            self._feed,
-            self._shutdown,
-            compact or compact_rows_of(buffer),
-            self._moved,
-        )
         self._connected = False
         self._adds = 0
         self._pending: list[TensorDictBase] = []
         self._sent_keys: set[NestedKey] = set()
-        self._name = f"worker {transport.rank}"
 
     # What users call.
-
-    @property
-    def baseline(self) -> float | None:
-        """The log-reward below which items need not be sent; None while unknown."""
-        return self._client.baseline
-
-    @property
-    def managers(self) -> list[int]:
-        """The managers that are not lost."""
-        return self._client.managers
-
-    @property
-    def lost(self) -> dict[int, str]:
-        """The lost managers: rank and reason."""
-        return self._client.membership.lost
-
-    @property
-    def unanswered(self) -> int:
-        """Number of unanswered batches."""
-        return self._client.unanswered
 
     @property
     def pending(self) -> int:
@@ -183,7 +152,7 @@ class ReplayBufferWorker:
             WireError: a rank uses another version.
         """
         if not self._connected:
-            self._client.connect(None if self.subscription is None else self.subscription.terms())
+            self._greet(None if self.subscription is None else self.subscription.terms())
             self._connected = True
 
     def add(self, item: TensorDictBase) -> Reply | None:
@@ -226,7 +195,7 @@ class ReplayBufferWorker:
         self._adds += 1
         if self._adds % self.frequency == 0:
             return self.flush()
-        self._client.collect()  # unread replies would make the manager lose this worker
+        self.collect()  # unread replies would make the manager lose this worker
         return next(reversed(self._take_replies()), None)
 
     def flush(self) -> Reply | None:
@@ -235,9 +204,9 @@ class ReplayBufferWorker:
         Returns:
             The newest reply that arrived, or None.
         """
-        ready = self.mode.before(self._client)
+        ready = self.mode.before(self)
         if self._pending and self._send_pending(ready):
-            self.mode.after(self._client)
+            self.mode.after(self)
         return next(reversed(self._take_replies()), None)
 
     def send_again(self) -> None:
@@ -248,7 +217,7 @@ class ReplayBufferWorker:
         an earlier :meth:`extend`, whose form the rows take. If a buffer stores them in another
         form, that is logged instead.
         """
-        self._client.send_moved([])
+        self._send_moved([])
 
     def take_fed(self) -> TensorDictBase | None:
         """Return the new fed rows since the last call, in the order of arrival.
@@ -280,9 +249,9 @@ class ReplayBufferWorker:
     def _drain(self, limit: Deadline) -> list[Reply]:
         if self._connected:
             if self._pending:  # sent only when their replies can be awaited
-                self._client.settle(limit)
+                self._settle(limit)
                 self._send_pending()
-            self._client.settle(limit)
+            self._settle(limit)
         return self._take_replies()
 
     def close(self, timeout: float = 30.0) -> None:
@@ -301,7 +270,7 @@ class ReplayBufferWorker:
         try:
             self._drain(limit)
         finally:
-            self._client.leave(limit)
+            self._leave(limit)
             self._connected = False
 
     def __enter__(self) -> ReplayBufferWorker:
@@ -332,7 +301,7 @@ class ReplayBufferWorker:
                 rows, n = self.filter(rows, self.baseline), left
                 left = len(rows)
                 self.statistics.filtered += n - left
-            sent = self._client.send(rows, self.payload != "scoring", ready) if left else 0
+            sent = self._send(rows, self.payload != "scoring", ready) if left else 0
             left -= sent
         finally:  # rows that cannot be sent are accounted for as well
             self.statistics.skipped += left
@@ -364,7 +333,7 @@ class ReplayBufferWorker:
 
     def _take_replies(self) -> list[Reply]:
         """Return the replies since the last call, and raise or log the errors since then."""
-        replies, errors = self._client.take_replies()
+        replies, errors, self._replies, self._errors = self._replies, self._errors, [], []
         # Only one error can be raised; the others are logged.
         for error in errors[1:] if self._raises else errors:
             log.warning("%s: %s", self._name, error.reason)

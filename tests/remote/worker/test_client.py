@@ -6,11 +6,10 @@ from remote.remote_runs import group, objects
 from tensordict import TensorDict
 
 from gfn_rb.errors import TransportTimeoutError
+from gfn_rb.remote import ReplayBufferWorker
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.remote.protocol.ownership import owners
-from gfn_rb.remote.worker.accounts import WorkerStatistics
-from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.transports.deadline import Deadline
 
 
@@ -20,15 +19,16 @@ class Scene:
     def __init__(self, n_managers=1, timeout=5.0, held=None):
         mine, *theirs = group(1 + n_managers)
         self.managers = dict(enumerate(map(FrameChannel, theirs), start=1))
-        self.count, self.fed = WorkerStatistics(), []
-        self.client = ManagerClient(
-            mine, [*self.managers], timeout, self.count, self.fed.append, held=held
-        )
+        self.client, self.fed = ReplayBufferWorker(mine, [*self.managers], timeout=timeout), []
+        self.client._feed = self.fed.append
+        if held is not None:
+            self.client._moved = held
+        self.count = self.client.statistics
 
     def connect(self, terms):
         for link in self.managers.values():
             link.send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
-        self.client.connect(terms)
+        self.client._greet(terms)
         assert all(link.receive().kind == Kind.HELLO for link in self.managers.values())
 
     def answer(
@@ -52,13 +52,13 @@ def numbers(link):
 def test_each_row_goes_to_its_owner_in_one_frame():
     scene = Scene(2)
     (a, b), (c,) = of(1, 2), of(2)
-    assert scene.client.send(objects([a, c, b]), store=True) == 3
+    assert scene.client._send(objects([a, c, b]), store=True) == 3
     first, second = (link.receive() for link in scene.managers.values())
     assert first.rows["state"][:, 0].tolist() == [a, b]
     assert second.rows["state"][:, 0].tolist() == [c]
     assert [first.meta["id"], second.meta["id"]] == [1, 2]
     assert (scene.client.unanswered, scene.count.sent, scene.count.batches) == (1, 3, 2)
-    assert scene.client.send(objects([b]), store=True) == 1
+    assert scene.client._send(objects([b]), store=True) == 1
     assert scene.managers[2].receive() is None  # who owns nothing is not bothered
     assert (scene.client.unanswered, scene.count.batches) == (2, 3)
 
@@ -66,14 +66,14 @@ def test_each_row_goes_to_its_owner_in_one_frame():
 def test_answers_of_several_managers_are_one_reply():
     scene = Scene(2)
     (a, b), (c,) = of(1, 2), of(2)
-    scene.client.send(objects([a, c, b]), store=True)
+    scene.client._send(objects([a, c, b]), store=True)
     each = [TensorDict({"each": torch.tensor(v)}, [len(v)]) for v in ([1.0, 3.0], [2.0])]
     scene.answer(2, 2, {"rejected": 1}, 5.0, scores=each[1], numbers={"mean": 4.0})
     scene.client.collect()
-    assert scene.client.take_replies() == ([], [])
+    assert scene.client._replies == []
     scene.answer(1, 1, {"stored": 1, "rejected": 1}, 6.0, scores=each[0], numbers={"mean": 1.0})
     scene.client.collect()
-    (reply,), _ = scene.client.take_replies()
+    (reply,) = scene.client._replies
     assert (reply.managers, reply.n) == ((1, 2), 3)
     assert reply.outcomes == {"stored": 1, "rejected": 2}
     assert reply.scores["each"].tolist() == [1.0, 2.0, 3.0]
@@ -85,11 +85,11 @@ def test_answers_of_several_managers_are_one_reply():
 def test_rows_whose_manager_gave_no_scores_have_none():
     scene = Scene(2)
     (a,), (c,) = of(1), of(2)
-    scene.client.send(objects([a, c]), store=True)
+    scene.client._send(objects([a, c]), store=True)
     scene.answer(1, 1, {"stored": 1}, scores=TensorDict({"each": torch.tensor([7])}, [1]))
     scene.answer(2, 2, {"stored": 1}, error={"type": "ValueError", "message": "of a test"})
     scene.client.collect()
-    (reply,), (error,) = scene.client.take_replies()
+    (reply,), (error,) = scene.client._replies, scene.client._errors
     assert reply.scores["each"].nan_to_num(-1.0).tolist() == [7.0, -1.0]
     assert reply.error is error
     assert scene.count.errors == 1
@@ -97,8 +97,8 @@ def test_rows_whose_manager_gave_no_scores_have_none():
 
 def test_items_are_taken_of_an_answer_to_what_was_given_up():
     scene = Scene()
-    scene.client.send(objects([1]), store=True)
-    scene.client.settle(Deadline(0.0))
+    scene.client._send(objects([1]), store=True)
+    scene.client._settle(Deadline(0.0))
     scene.answer(1, 1, {"stored": 1}, fed=objects([7]))
     scene.client.collect()
     assert (scene.count.lost, scene.count.stored) == (1, 0)
@@ -108,9 +108,9 @@ def test_items_are_taken_of_an_answer_to_what_was_given_up():
 def test_what_a_lost_manager_has_not_answered_is_sent_again():
     scene = Scene(2)
     (a,), (c,) = of(1), of(2)
-    scene.client.send(objects([a, c]), store=True)
+    scene.client._send(objects([a, c]), store=True)
     assert numbers(scene.managers[2]) == [c]
-    scene.client.lose(1, "of a test")
+    scene.client._lose(1, "of a test")
     assert numbers(scene.managers[2]) == [a]
     assert (scene.count.sent, scene.count.lost, scene.count.resent) == (2, 1, 1)
     assert scene.client.unanswered == 1
@@ -118,7 +118,7 @@ def test_what_a_lost_manager_has_not_answered_is_sent_again():
     for number, row in zip((2, 3), scores, strict=True):
         scene.answer(2, number, {"stored": 1}, scores=row)
     scene.client.collect()
-    (reply,), _ = scene.client.take_replies()
+    (reply,) = scene.client._replies
     assert reply.scores["each"].tolist() == [1.0, 2.0]
     assert (reply.managers, scene.count.stored, scene.client.unanswered) == ((2,), 2, 0)
 
@@ -132,13 +132,13 @@ def test_rows_held_here_move_with_their_owner_and_back(caplog):
 
     scene = Scene(2, held=held)
     scene.connect(None)
-    scene.client.lose(1, "of a test")
+    scene.client._lose(1, "of a test")
     assert calls == [([1, 2], [2])]
     sent = scene.managers[2].receive()
     assert sent.rows["state"][:, 0].tolist() == [7, 8]
     scene.answer(2, sent.meta["id"], {"stored": 2})
     scene.client.collect()
-    assert scene.client.take_replies() == ([], [])  # nobody waits for these
+    assert scene.client._replies == []  # nobody waits for these
     greeting = scene.managers[1].receive()
     assert greeting.kind == Kind.HELLO  # was left for it to answer
     scene.managers[1].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL, "baseline": 3.0})
@@ -153,13 +153,13 @@ def test_the_baseline_is_the_lowest_of_the_managers_that_are_not_lost():
     scene, baselines = Scene(2), []
     (a,), (b,) = of(1), of(2)
     for first, second in ((3.0, None), (3.0, 2.0), (1.0, 2.0)):
-        scene.client.send(objects([a, b]), store=True)
+        scene.client._send(objects([a, b]), store=True)
         number = max(scene.client.sent)
         scene.answer(1, number - 1, {"stored": 1}, first)
         scene.answer(2, number, {"stored": 1}, second)
         scene.client.collect()
         baselines.append(scene.client.baseline)
-    scene.client.lose(1, "of a test")
+    scene.client._lose(1, "of a test")
     assert [*baselines, scene.client.baseline] == [None, 2.0, 1.0, 2.0]
 
 
@@ -168,7 +168,7 @@ def test_managers_feed_equal_parts_of_a_quota():
     scene.connect({"quota": 5, "policy": "top"})
     rows, quotas = objects(of(1) + of(2)), []
     for _ in range(2):
-        scene.client.send(rows, store=True)
+        scene.client._send(rows, store=True)
         quotas.append([link.receive().meta["quota"] for link in scene.managers.values()])
     assert sorted(quotas) == [[2, 3], [3, 2]]
 
@@ -177,7 +177,7 @@ def test_an_answer_that_comes_too_late_answers_no_other_question():
     scene = Scene(timeout=0.05)
     for _ in range(2):
         with pytest.raises(TransportTimeoutError):
-            scene.client.ask(1, Kind.HELLO, {})
+            scene.client.connect()
         scene.managers[1].send(0, DATA_TAG, Kind.HELLO)
         scene.client.collect()
 
@@ -185,14 +185,14 @@ def test_an_answer_that_comes_too_late_answers_no_other_question():
 def test_a_manager_that_does_not_answer_is_given_up(caplog):
     scene = Scene(2, timeout=0.1)
     values = of(1, 2)
-    scene.client.send(objects(values), store=True)
+    scene.client._send(objects(values), store=True)
     with caplog.at_level(logging.WARNING):
         assert scene.client.wait()
     assert scene.client.managers == []  # the other one does not answer what is sent again
     assert (scene.count.lost, scene.count.resent) == (4, 2)
     assert "manager 1 is lost: it did not answer within 0.1 s" in caplog.text
     assert numbers(scene.managers[2]) == values
-    assert scene.client.send(objects([3]), store=True) == 0
+    assert scene.client._send(objects([3]), store=True) == 0
 
 
 @pytest.mark.parametrize("closes", [True, False])
@@ -206,7 +206,7 @@ def test_managers_that_say_no_goodbye_are_named_and_lost_if_they_are_gone(
     if closes:
         for manager in scene.managers.values():
             manager.transport.close()
-    scene.client.leave(Deadline(0.05))
+    scene.client._leave(Deadline(0.05))
     assert scene.client.managers == ([] if closes else [1, 2])
     if closes:
         for rank, message in zip((1, 2), caplog.messages, strict=True):

@@ -149,7 +149,7 @@ def test_a_welcome_that_makes_no_sense_is_the_managers_error(kind, welcome, mess
 
 def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
     scene = Scene(2, mode=NonBlocking())
-    scene.worker._client.lose(1, "of a test")
+    scene.worker._lose(1, "of a test")
     scene.answer(Kind.HELLO, {**WELCOME, "baseline": "x"})
     scene.worker.extend(objects([1]))
     assert scene.worker.managers == [2]
@@ -163,7 +163,7 @@ def test_a_manager_does_not_answer_for_another():
     sent = [link.receive() for link in scene.links]
     scene.answer(Kind.ERROR, {"to": sent[1].meta["id"], "error": 3}, by=0)
     scene.answer(Kind.SCORES, {**ANSWER, "to": sent[1].meta["id"]}, by=0)
-    scene.worker._client.collect()
+    scene.worker.collect()
     assert scene.worker.statistics.lost == 0
     assert scene.worker.unanswered == 1
 
