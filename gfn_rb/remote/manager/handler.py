@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -36,6 +35,8 @@ from gfn_rb.writers.rows import select_rows, shallow_copy
 
 log = logging.getLogger(__name__)
 
+PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
+
 MAX_UNREAD = 256  # replies that a rank may leave unread before it counts as lost
 MAX_UNREAD_NBYTES = 1 << 28  # of these; answers to questions are bounded by number instead
 _MAX_REASON = 2000  # characters: a refusal must fit where the refused frame did not
@@ -56,89 +57,38 @@ class BatchResult(NamedTuple):
     """Why it could not be scored."""
 
 
-class BatchHandler:
-    """Stores and scores batches; an error is part of the result and does not end the manager."""
-
-    def __init__(
-        self,
-        rb: ReplayBuffer | None,
-        feeder: Feeder,
-        score: ScoreFunction | None,
-        baseline: Baseline,
-        watch: Stopwatch,
-        duplicates: str = "drop",
-        below: float | None = math.inf,
-    ) -> None:
-        self.feeder, self.baseline, self.watch = feeder, baseline, watch
-        self.rb, self._score = rb, score
-        self._drops, self._below = duplicates == "drop", below
-
-    def handle(self, rows: TensorDictBase, sender: int, store: bool = True) -> BatchResult:
-        """Store and score a batch."""
-        try:
-            self.watch.switch("store")
-            log_reward = check_rows(rows, self._below)
-            n = log_reward.shape[0]
-            outcomes = self._store(rows, n, sender) if store else {"scored": n}
-        except Exception as error:  # a writer, transform or storage may raise anything
-            return BatchResult({"refused": rows.batch_size[0]}, unstored=error)
-        if store:  # rows that are only scored have no effect on the baseline
-            self.baseline.observe(log_reward, outcomes.get("stored", 0))
-        if self._score is None:
-            return BatchResult(outcomes)
-        try:
-            self.watch.switch("score")
-            return BatchResult(outcomes, *pack(self._score(rows, sender), n))
-        except Exception as error:
-            return BatchResult(outcomes, unscored=error)
-
-    def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
-        """Offer rows to the buffer, and return their outcomes."""
-        index = self.feeder.index
-        if self.rb is None or index is None:
-            return {"scored": n}
-        keys = object_keys(rows)  # refuses rows that the index could not follow once stored
-        new = np.arange(n)
-        if self._drops:
-            # A checkpoint or its owner may have written to the buffer: the index is refreshed
-            # before it is asked, and again once rows are in.
-            self.feeder.offer(index.refresh())
-            new, known = index.new(keys)
-            index.sent[known, sender] = True
-        n_new, n_stored = len(new), 0
-        if n_new:
-            # A buffer writes the slots into the rows that it is given.
-            chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
-            slots = torch.as_tensor(self.rb.extend(chosen)).reshape(-1).cpu()
-            slots = slots[slots >= 0]
-            n_stored = slots.shape[0]
-            try:
-                changed = index.refresh()
-                index.sent[index.number[slots.numpy()], sender] = True
-                self.feeder.offer(changed)
-            except Exception as error:  # rows that are stored are not refused
-                log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
-        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
-
-
 class MessageHandler:
-    """Handles the messages that a manager receives, and replies on the tag each came on."""
+    """Base class of managers: handles messages, and replies on the tag each came on.
+
+    Attributes:
+        transport: transport to the workers and the other managers.
+        buffer: buffer of the items; None without one.
+        batches: number of answered batches.
+    """
+
+    _queries: Mapping[int, Callable[[], dict[str, Any]]]
 
     def __init__(
         self,
         channel: FrameChannel,
-        batch_handler: BatchHandler,
+        buffer: ReplayBuffer | None,
+        score: ScoreFunction | None,
+        baseline: Baseline,
         workers: Membership,
-        senders: Mapping[int, SenderStatistics],
-        queries: Mapping[int, Callable[[], dict[str, Any]]],
+        drops_duplicates: bool,
+        below: float | None,
     ) -> None:
+        self.transport = channel.transport
+        self.buffer = buffer
         self.batches = 0
+        self._name = f"manager {self.transport.rank}"
+        self._channel, self._score, self._baseline = channel, score, baseline
+        self._workers = workers
+        self._senders = {rank: SenderStatistics() for rank in workers}
+        self._feeder = Feeder(buffer, self.transport.size)
+        self._watch = Stopwatch(PHASES)
+        self._drops, self._below = drops_duplicates, below
         self._answered: dict[int, SendHandle] = {}  # the answer to each rank's last question
-        self._name = f"manager {channel.transport.rank}"
-        self._channel, self._workers, self._senders = channel, workers, senders
-        self._batch_handler, self._queries = batch_handler, queries
-        self._feeder, self._baseline = batch_handler.feeder, batch_handler.baseline
-        self._watch = batch_handler.watch
         self._logged: set[tuple[int, str]] = set()
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
@@ -146,7 +96,7 @@ class MessageHandler:
             Kind.GOODBYE: self._goodbye,
         }
 
-    def receive(self, envelope: Envelope) -> None:
+    def _receive(self, envelope: Envelope) -> None:
         """Receive a message and do what it asks; any error is answered and logged."""
         source, tag, nbytes = envelope
         frame = None
@@ -159,7 +109,7 @@ class MessageHandler:
                     self._senders[source].unreadable += 1
                 self._refuse(frame, frame.error)
                 if isinstance(frame.error, WireVersionError):
-                    self.lose(source, "it speaks another version", REFUSED)
+                    self._lose(source, "it speaks another version", REFUSED)
             elif tag == DATA_TAG and source in self._senders:
                 self._handle_data(frame)
             elif tag == METADATA_TAG:
@@ -171,7 +121,7 @@ class MessageHandler:
         except Exception as error:
             self._refuse(frame or ReceivedFrame(source, tag, 0, {}, None, nbytes, None), error)
 
-    def lose(self, rank: int, why: str, state: State = LOST) -> None:
+    def _lose(self, rank: int, why: str, state: State = LOST) -> None:
         """Continue without a worker; ignored for other ranks and one that has left already."""
         if self._workers.leave(rank, state, why):
             n, left = len(self._workers), len(self._workers.present)
@@ -217,14 +167,14 @@ class MessageHandler:
     def _hello(self, frame: ReceivedFrame) -> None:
         version, terms = frame.meta.get("protocol"), frame.meta.get("subscription")
         if version != PROTOCOL:
-            self.lose(frame.source, "it speaks another version", REFUSED)
+            self._lose(frame.source, "it speaks another version", REFUSED)
             spoken = f"it speaks protocol {version!r:.80}"
             raise ArgumentError(f"{spoken}, this manager speaks {PROTOCOL}")
         if terms is not None:
             self._feeder.subscribe(frame.source, terms)
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
         answer = {
-            "baseline": self._baseline.value(self._batch_handler.rb),
+            "baseline": self._baseline.value(self.buffer),
             "rows": self._channel.row_form,
         }
         self._reply(frame, Kind.HELLO, {"protocol": PROTOCOL, **answer})
@@ -238,7 +188,7 @@ class MessageHandler:
             raise ArgumentError(f"id must be an integer of 64 bits, got {number!r:.80}")
         if quota is not None and (type(quota) is not int or quota < 0):
             raise ArgumentError(f"quota must be at least 0, got {quota!r:.80}")
-        result = self._batch_handler.handle(rows, source, bool(meta.get("store", True)))
+        result = self._handle_batch(rows, source, bool(meta.get("store", True)))
         self.batches += 1
         answer: dict[str, Any] = {"to": number, "outcomes": result.outcomes}
         answer["scores"] = result.scores
@@ -246,7 +196,7 @@ class MessageHandler:
         if result.unscored is not None:
             outcome, error = "cannot score", result.unscored
         try:
-            answer["baseline"] = self._baseline.value(self._batch_handler.rb)
+            answer["baseline"] = self._baseline.value(self.buffer)
             if source in self._feeder.subscribers:
                 self._watch.switch("feed")
                 fed = self._feeder.next_for(source, quota)
@@ -259,6 +209,53 @@ class MessageHandler:
             self._log(frame, error, outcome, f"{n} items: ")
             answer["error"] = describe_error(error)
         self._reply(frame, Kind.SCORES, answer, fed, result.per_row)
+
+    def _handle_batch(self, rows: TensorDictBase, sender: int, store: bool = True) -> BatchResult:
+        """Store and score a batch; an error is part of the result and does not end the manager."""
+        try:
+            self._watch.switch("store")
+            log_reward = check_rows(rows, self._below)
+            n = log_reward.shape[0]
+            outcomes = self._store(rows, n, sender) if store else {"scored": n}
+        except Exception as error:  # a writer, transform or storage may raise anything
+            return BatchResult({"refused": rows.batch_size[0]}, unstored=error)
+        if store:  # rows that are only scored have no effect on the baseline
+            self._baseline.observe(log_reward, outcomes.get("stored", 0))
+        if self._score is None:
+            return BatchResult(outcomes)
+        try:
+            self._watch.switch("score")
+            return BatchResult(outcomes, *pack(self._score(rows, sender), n))
+        except Exception as error:
+            return BatchResult(outcomes, unscored=error)
+
+    def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
+        """Offer rows to the buffer, and return their outcomes."""
+        index = self._feeder.index
+        if self.buffer is None or index is None:
+            return {"scored": n}
+        keys = object_keys(rows)  # refuses rows that the index could not follow once stored
+        new = np.arange(n)
+        if self._drops:
+            # A checkpoint or its owner may have written to the buffer: the index is refreshed
+            # before it is asked, and again once rows are in.
+            self._feeder.offer(index.refresh())
+            new, known = index.new(keys)
+            index.sent[known, sender] = True
+        n_new, n_stored = len(new), 0
+        if n_new:
+            # A buffer writes the slots into the rows that it is given.
+            chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
+            slots = torch.as_tensor(self.buffer.extend(chosen)).reshape(-1).cpu()
+            slots = slots[slots >= 0]
+            n_stored = slots.shape[0]
+            try:
+                changed = index.refresh()
+                index.sent[index.number[slots.numpy()], sender] = True
+                self._feeder.offer(changed)
+            except Exception as error:  # rows that are stored are not refused
+                log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
+        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
         self._workers.leave(frame.source, GONE)
@@ -289,9 +286,9 @@ class MessageHandler:
             sent = self._channel.send(dest, frame.tag, kind, meta, rows, scores)
             if unread == MAX_UNREAD or nbytes + sent.nbytes > MAX_UNREAD_NBYTES:
                 left = f"{MAX_UNREAD} answers or {MAX_UNREAD_NBYTES} bytes of them"
-                self.lose(dest, f"it has left {left} unread")
+                self._lose(dest, f"it has left {left} unread")
         except PeerLostError as error:
-            self.lose(dest, str(error))
+            self._lose(dest, str(error))
         except TransportClosedError:
             raise
         except Exception as error:  # too large, or no plain tensors

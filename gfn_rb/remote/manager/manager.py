@@ -27,27 +27,24 @@ from gfn_rb.checkpoint import (
 )
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
-from gfn_rb.remote.manager.handler import BatchHandler, MessageHandler
+from gfn_rb.remote.manager.handler import MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel, check_rows
 from gfn_rb.remote.protocol.membership import Membership
-from gfn_rb.remote.protocol.messages import Kind, ScoreFunction, SenderStatistics, one_line
+from gfn_rb.remote.protocol.messages import Kind, ScoreFunction, one_line
 from gfn_rb.remote.protocol.roles import check_roles
-from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 from gfn_rb.writers.rows import shallow_copy
 
 log = logging.getLogger(__name__)
 
-PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 _TICK = 0.2  # seconds between checks of silence and of checkpoints that are due
 _FLUSH = 5.0  # seconds that answers have to leave at the end
 _MAX_ROWS = 1 << 20  # of a message: its bytes do not bound rows of no size
 
 
-class ReplayBufferManager:
+class ReplayBufferManager(MessageHandler):
     """Receives items from workers, scores and keeps them, and feeds some of them to others.
 
     Each batch gets a reply with its scores, the outcome of its rows, and a baseline: the log-reward
@@ -80,6 +77,9 @@ class ReplayBufferManager:
         log_reward_below: upper limit of log-rewards; a batch that reaches it is refused. None for
             no limit. NaN is always refused.
         secret: :class:`~gfn_rb.checkpoint.Secret` of the checkpoint; None for a file without one.
+
+    Attributes:
+        batches: number of answered batches.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; the message names it.
@@ -114,8 +114,6 @@ class ReplayBufferManager:
         require_choice("duplicates", duplicates, ("drop", "keep"))
         if score is not None and not callable(score):
             raise ArgumentError(f"score must be a callable, got {score!r}")
-        self.transport = transport
-        self.buffer = buffer
         if checkpoint_every is not None and (checkpoint is None or checkpoint_every < 1):
             raise ArgumentError(
                 "checkpoint_every must be at least 1 and needs checkpoint, got "
@@ -129,32 +127,20 @@ class ReplayBufferManager:
             )
         if rows is not None:
             _lay_out(buffer, rows)
-        ranks = check_roles(transport, managers, workers)
-        self._workers = Membership(ranks, worker_timeout)
-        self._senders = {rank: SenderStatistics() for rank in ranks}
-        self._feeder = Feeder(buffer, transport.size)
-        self._baseline = MinBaseline() if baseline is None else baseline
+        members = Membership(check_roles(transport, managers, workers), worker_timeout)
+        channel = FrameChannel(transport, compact or compact_rows_of(buffer), _MAX_ROWS)
+        baseline = MinBaseline() if baseline is None else baseline
+        drops = duplicates == "drop"
+        super().__init__(channel, buffer, score, baseline, members, drops, log_reward_below)
         self._metadata = metadata
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._secret = secret
         self._batches_saved = 0  # when it was last tried
-        form = compact or compact_rows_of(buffer)
-        self._channel = FrameChannel(transport, form, _MAX_ROWS)
-        self._watch = Stopwatch(PHASES)
-        self._handler = MessageHandler(
-            self._channel,
-            BatchHandler(
-                *(buffer, self._feeder, score, self._baseline, self._watch, duplicates),
-                log_reward_below,
-            ),
-            self._workers,
-            self._senders,
-            {
-                Kind.METADATA: self.metadata,
-                Kind.CHECKPOINT: lambda: {"path": self.save()},
-                Kind.HELD: lambda: {"capacity": self._room(), "rows": self.items()},
-            },
-        )
+        self._queries = {
+            Kind.METADATA: self.metadata,
+            Kind.CHECKPOINT: lambda: {"path": self.save()},
+            Kind.HELD: lambda: {"capacity": self._room(), "rows": self.items()},
+        }
 
     # What users call.
 
@@ -167,11 +153,6 @@ class ReplayBufferManager:
     def baseline(self) -> float | None:
         """The log-reward below which items need not be sent; None while unknown."""
         return self._baseline.value(self.buffer)
-
-    @property
-    def batches(self) -> int:
-        """Number of answered batches."""
-        return self._handler.batches
 
     def run(self, timeout: float | None = None) -> None:
         """Serve until every worker has closed or is lost.
@@ -211,13 +192,13 @@ class ReplayBufferManager:
             self._watch.switch("idle")
             envelope = self.transport.probe(timeout=timeout)
             if envelope is not None:
-                self._handler.receive(envelope)
+                self._receive(envelope)
         except PeerLostError as error:
-            self._handler.lose(error.rank, str(error))
+            self._lose(error.rank, str(error))
             return True
         self._watch.switch("other")
         for rank in self._workers.silent():
-            self._handler.lose(rank, "it has been silent for too long")
+            self._lose(rank, "it has been silent for too long")
         every = self._checkpoint_every
         if every is not None and self.batches - self._batches_saved >= every:
             try:
@@ -321,15 +302,11 @@ class ReplayBufferManager:
             if str(rank) in state["senders"]:
                 sender.restore(state["senders"][str(rank)])
         self._watch.restore(state["seconds"])
-        self._handler.batches = self._batches_saved = state["batches"]
+        self.batches = self._batches_saved = state["batches"]
 
     @property
     def _journal(self) -> Journal | None:
         return getattr(self.buffer, "journal", None)
-
-    @property
-    def _name(self) -> str:
-        return f"manager {self.transport.rank}"
 
 
 def _lay_out(buffer: ReplayBuffer | None, rows: TensorDictBase) -> None:

@@ -265,14 +265,14 @@ def test_rows_to_be_scored_alone_make_no_baseline_and_high_ones_a_finite_one():
 
 def test_what_is_unknown_costs_one_line_and_nothing_lasting(caplog):
     scene = Scene(fifo_buffer(9))
-    size = sys.getsizeof(scene.manager._handler._logged)
+    size = sys.getsizeof(scene.manager._logged)
     for i in range(100):
         assert scene.attack(100 + i).kind == Kind.ERROR
         assert scene.attack(rows=objects([1]), tag=200 + i).kind == Kind.ERROR
         assert scene.attack(100 + i, tag=METADATA_TAG).kind == Kind.ERROR
     assert len([line for line in caplog.messages if "rank 1" in line]) == 1
-    assert len(scene.manager._handler._logged) == 1
-    assert sys.getsizeof(scene.manager._handler._logged) == size
+    assert len(scene.manager._logged) == 1
+    assert sys.getsizeof(scene.manager._logged) == size
     scene.check_alive()
 
 
@@ -294,11 +294,11 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
     place, error, monkeypatch, caplog
 ):
     scene = Scene(fifo_buffer(9), metadata=Broken(error))
-    handler, broken = scene.manager._handler, Broken(error)
+    handler, broken = scene.manager, Broken(error)
     target = {
         "take": (scene.manager._channel, "take"),
         "decode": ("gfn_rb.remote.protocol.channel.decode_frame",),
-        "batch": (handler._batch_handler, "handle"),
+        "batch": (handler, "_handle_batch"),
         "feed": (handler._feeder, "next_for"),
         "baseline": (handler._baseline, "value"),
         "subscribe": (handler._feeder, "subscribe"),

@@ -1,24 +1,20 @@
 import pytest
 import torch
 from factories import linear_policy, seeded
-from remote.remote_runs import objects, trajectories, values_of
+from remote.remote_runs import group, objects, trajectories, values_of
 
 from gfn_rb import DiversityWriter, Sampler, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import EMABaseline
-from gfn_rb.remote.manager.handler import BatchHandler
-from gfn_rb.stopwatch import Stopwatch
+from gfn_rb.remote import ReplayBufferManager
 
 
 class Manager:
     """What a manager does with batches, without messages."""
 
     def __init__(self, rb, n_ranks=3, duplicates="drop"):
-        self.rb, self.feeder = rb, Feeder(rb, n_ranks)
-        baseline, watch = EMABaseline(1.0), Stopwatch(("store", "score"))
-        self.handle = BatchHandler(rb, self.feeder, None, baseline, watch, duplicates).handle
+        manager = ReplayBufferManager(group(n_ranks)[0], rb, duplicates=duplicates)
+        self.rb, self.feeder, self.handle = rb, manager._feeder, manager._handle_batch
 
     def put(self, rows, sender):
         return self.handle(rows, sender).outcomes

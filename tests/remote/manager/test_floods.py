@@ -19,7 +19,7 @@ class Flood:
         mine, *theirs = group(3)
         self.now, self.asked = 100.0, []
         self.manager = ReplayBufferManager(mine, fifo_buffer(9), checkpoint=tmp_path / "m.ckpt")
-        queries = self.manager._handler._queries
+        queries = self.manager._queries
         for kind, answer in [*queries.items()]:
             queries[kind] = lambda kind=kind, answer=answer: self.slowly(kind, answer)
         self.hostile, self.honest = FrameChannel(theirs[0]), FrameChannel(theirs[-1])

@@ -39,7 +39,7 @@ def test_answers_that_came_late_are_not_taken_for_later_ones():
     with pytest.raises(TransportTimeoutError, match="expected a running ReplayBufferManager"):
         queries.metadata(0, 0.01)
     manager.step()
-    manager._handler.batches = 7
+    manager.batches = 7
     with threads(lambda: manager.step(LIMIT)):
         assert queries.metadata(0, LIMIT)["n"] == 7
 
