@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,30 +90,23 @@ class Comparison(NamedTuple):
 
     def rows(self) -> list[list[str]]:
         """Return the cells of a table: headings, and a row for each configuration."""
-        metrics = [metric.replace("_", " ") for metric in self.metrics]
         columns = [
-            _column(self.configurations, metric, self.calls)
-            for metric in (*self.metrics, "time_total")
+            ["configuration", *(each.label for each in self.configurations)],
+            ["seeds", *(str(len(each.runs)) for each in self.configurations)],
+            *([metric.replace("_", " "), *self._cells(metric)] for metric in self.metrics),
+            ["seconds", *self._cells("time_total")],
         ]
-        names = ((each.label, str(len(each.runs))) for each in self.configurations)
-        rows = [[*name, *cells] for name, *cells in zip(names, *columns, strict=True)]
-        return [["configuration", "seeds", *metrics, "seconds"], *rows]
+        return [[*row] for row in zip(*columns, strict=True)]
 
-
-def _column(configurations: Iterable[Configuration], metric: str, calls: int) -> list[str]:
-    """Return the cells of a column; counts and large numbers have fewer digits."""
-    numbers = [each.at(metric, calls) for each in configurations]
-    means = [mean for mean, _ in numbers if math.isfinite(mean)]
-    is_count = metric in ("modes_found", "distinct_reward_calls")
-    largest = max(map(abs, means), default=0.0)
-    digits = 1 if is_count or largest >= 100 else 2 if largest >= 10 else 4
-
-    def cell(mean: float, spread: float) -> str:
-        if math.isnan(mean):
-            return "-"
-        return f"{mean:,.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:,.{digits}f}")
-
-    return [cell(*each) for each in numbers]
+    def _cells(self, metric: str) -> Iterator[str]:
+        """Yield the cells of a column; counts and large numbers have fewer digits."""
+        numbers = [each.at(metric, self.calls) for each in self.configurations]
+        is_count = metric in ("modes_found", "distinct_reward_calls")
+        largest = max((abs(mean) for mean, _ in numbers if math.isfinite(mean)), default=0.0)
+        digits = 1 if is_count or largest >= 100 else 2 if largest >= 10 else 4
+        for mean, spread in numbers:
+            more = "" if math.isnan(spread) else f" ± {spread:,.{digits}f}"
+            yield "-" if math.isnan(mean) else f"{mean:,.{digits}f}{more}"
 
 
 def compare_runs(
@@ -153,17 +146,25 @@ def compare_runs(
 
 
 def read_run(path: Path) -> FinishedRun:
-    """Read a run folder, without the code of its environment."""
+    """Read a run folder, without the code of its environment.
+
+    Of several ranks, the columns are the sum of reward calls and the means of the rest, as far as
+    all ranks came.
+    """
     folder = RunFolder.open(path)
     config = flat(read_json(folder.config))
     if not isinstance(config.get("env"), str):
         raise CheckpointCorruptError(f"{folder.config} names no environment")
     n_ranks = folder.n_ranks()
-    tables = [RunFolder(path, rank).metrics for rank in range(n_ranks)]
-    columns = [_read_columns(table) for table in tables if table.exists()]
-    if not columns:
+    files = [RunFolder(path, rank).metrics for rank in range(n_ranks)]
+    tables = [_read_columns(file) for file in files if file.exists()]
+    if not tables:
         raise ArgumentError(f"runs must have measured something, got {path} without metrics.csv")
-    return FinishedRun(path, {**config, "ranks": n_ranks}, _joined(columns))
+    n = min(len(table["reward_calls"]) for table in tables)
+    names = [name for name in tables[0] if all(name in table for table in tables)]
+    columns = {name: np.mean([table[name][:n] for table in tables], axis=0) for name in names}
+    columns["reward_calls"] *= len(tables)
+    return FinishedRun(path, {**config, "ranks": n_ranks}, columns)
 
 
 def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
@@ -202,12 +203,3 @@ def _read_columns(path: Path) -> Columns:
     except ValueError as error:
         raise CheckpointCorruptError(f"{path} must hold numbers: {error}") from error
     return columns
-
-
-def _joined(tables: Sequence[Columns]) -> Columns:
-    """Return the sum of reward calls and the means of the rest, as far as all ranks came."""
-    n = min(len(table["reward_calls"]) for table in tables)
-    names = [name for name in tables[0] if all(name in table for table in tables)]
-    joined = {name: np.mean([table[name][:n] for table in tables], axis=0) for name in names}
-    joined["reward_calls"] *= len(tables)
-    return joined

@@ -187,21 +187,16 @@ class Samples:
 
     def correlation(self) -> Columns:
         """Return the correlations of estimated log P(x) with log R(x) on the test states."""
-        x = self.test_states()
+        x = self.env.test_states()
+        if x is None:  # 1,000 of all states, evenly chosen
+            assert isinstance(self.env, EnumerableEnv)
+            every = self.env.terminating_states()
+            n = min(len(every), N_TEST)
+            x = every[torch.arange(n, device=every.device) * len(every) // n]
         at, draw = self._conditions(len(x)), self.generator
         log_r, nets = self.env.log_reward(x, at), (self.pf, self.pb, self.env)
         log_p = estimate_log_probs(*nets, x, self.n_backward, condition=at, generator=draw)
         return {"spearman": spearman(log_p, log_r), "pearson": pearson(log_p, log_r)}
-
-    def test_states(self) -> Shaped[Tensor, "n *state"]:
-        """Return the environment's test states; where it sets none, 1,000 of all, evenly chosen."""
-        own = self.env.test_states()
-        if own is not None:
-            return own
-        assert isinstance(self.env, EnumerableEnv)
-        state = self.env.terminating_states()
-        n = min(len(state), N_TEST)
-        return state[torch.arange(n, device=state.device) * len(state) // n]
 
     def _conditions(self, n: int) -> Tensor | None:
         at = self.condition

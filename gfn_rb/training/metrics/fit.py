@@ -86,10 +86,11 @@ _CHUNK = 2048  # states whose activations fit into a processor's cache
 class Fit:
     """Compares the learned log Z with the true one, if known, for targets too large to list.
 
+    With conditions, numbers are means over the environment's fixed ones.
+
     Args:
+        env: the environment.
         estimate_log_z: callable that returns the learned log Z in nats for each given condition.
-        conditions: conditions to average over, if the environment has any.
-        log_z: true log partition function in nats; None if unknown.
 
     Attributes:
         log_z: true log partition function in nats; None if unknown.
@@ -98,14 +99,9 @@ class Fit:
 
     method = ""
 
-    def __init__(
-        self,
-        estimate_log_z: EstimateLogZ,
-        conditions: Shaped[Tensor, "k *condition"] | None,
-        log_z: float | None = None,
-    ) -> None:
-        self._estimate_log_z, self._conditions = estimate_log_z, conditions
-        self.log_z = log_z
+    def __init__(self, env: GFNEnv, estimate_log_z: EstimateLogZ) -> None:
+        self._estimate_log_z, self._conditions = estimate_log_z, env.fixed_conditions(N_CONDITIONS)
+        self.log_z = env.true_log_z
 
     @torch.no_grad()
     def learned_log_z(self) -> float:
@@ -130,22 +126,18 @@ class ExactFit(Fit):
         env: environment with few enough states to list.
         policy: forward policy.
         estimate_log_z: callable that returns the learned log Z in nats for each given condition.
-        conditions: conditions to average over, if the environment has any.
     """
 
+    method = "exact"
+
     def __init__(
-        self,
-        env: EnumerableEnv,
-        policy: TensorDictModuleBase,
-        estimate_log_z: EstimateLogZ,
-        conditions: Shaped[Tensor, "k *condition"] | None = None,
+        self, env: EnumerableEnv, policy: TensorDictModuleBase, estimate_log_z: EstimateLogZ
     ) -> None:
-        self._each = [None] if conditions is None else [*conditions]
-        self.method, log_z = "exact", env.true_log_z
-        if conditions is not None:
-            self.method = f"exact, mean over {len(conditions)} conditions"
-            log_z = fmean(env.log_partition(condition) for condition in conditions)
-        super().__init__(estimate_log_z, conditions, log_z)
+        super().__init__(env, estimate_log_z)
+        self._each = [None] if self._conditions is None else [*self._conditions]
+        if self._conditions is not None:
+            self.method = f"exact, mean over {len(self._each)} conditions"
+            self.log_z = fmean(env.log_partition(condition) for condition in self._conditions)
         self.env, self._policy, score = env, policy, env.score(env.terminating_states())
         self._targets = [Target(env.target_log_prob(each), score) for each in self._each]
         self._weights: list[Tensor] = []  # for which these were computed:
@@ -214,10 +206,9 @@ def make_fit(
         estimate_log_z: callable that returns the learned log Z in nats for each given condition.
         max_states: highest number of states to list.
     """
-    conditions = env.fixed_conditions(N_CONDITIONS)
-    if not (isinstance(env, EnumerableEnv) and env.n_states <= max_states):
-        return Fit(estimate_log_z, conditions, env.true_log_z)
-    return ExactFit(env, policy, estimate_log_z, conditions)
+    if isinstance(env, EnumerableEnv) and env.n_states <= max_states:
+        return ExactFit(env, policy, estimate_log_z)
+    return Fit(env, estimate_log_z)
 
 
 def total_variation(log_p: Float[Tensor, "..."], log_q: Float[Tensor, "..."]) -> float:
