@@ -68,10 +68,25 @@ class GlooTransport(MailboxTransport):
         timeout: float = TIMEOUT,
         max_nbytes: int = MAX_NBYTES,
     ) -> None:
-        seconds = min(checked_timeout(timeout), _FOREVER.total_seconds())
-        store, rank, size = _store(where, rank, size, timedelta(seconds=seconds))
+        patience = timedelta(seconds=min(checked_timeout(timeout), _FOREVER.total_seconds()))
+        if not dist.is_available() or not dist.is_gloo_available():
+            raise TransportError("GlooTransport needs a torch built with Gloo")
+        if isinstance(where, str):
+            where, rank, size = meet(where, rank, size, patience)
+        if not 0 <= rank < size:
+            raise ArgumentError(f"rank is {rank} of size {size}; expected 0 to {size - 1}")
         super().__init__(rank, Mailboxes(size), timeout, max_nbytes)
-        self._hosts, self._group = _connected(store, rank, size, timedelta(seconds=seconds))
+        where.set_timeout(patience)
+        store = dist.PrefixStore("gfn_rb", where)
+        try:
+            store.set(f"host/{rank}", socket.gethostname())
+            self._hosts = [store.get(f"host/{each}").decode() for each in range(size)]
+            self._group: Any = dist.ProcessGroupGloo(store, rank, size, patience)
+        except RuntimeError as error:
+            raise TransportTimeoutError(
+                f"rank {rank} did not meet all {size} ranks within {patience.total_seconds():g} s: "
+                f"{' '.join(str(error).split())[:200]}"
+            ) from error
         self._peers = {peer: PeerConnection(self, peer) for peer in set(range(size)) - {rank}}
         for peer in self._peers.values():
             peer.sender.start()
@@ -239,35 +254,5 @@ def meet(where: str, rank: int, size: int, patience: timedelta) -> tuple[dist.St
     except (ValueError, RuntimeError) as error:
         raise ArgumentError(
             f"where is {where!r}, by which rank {rank} of {size} did not find the others: "
-            f"{' '.join(str(error).split())[:200]}"
-        ) from error
-
-
-def _store(
-    where: str | dist.Store, rank: int, size: int, patience: timedelta
-) -> tuple[dist.Store, int, int]:
-    if not dist.is_available() or not dist.is_gloo_available():
-        raise TransportError("GlooTransport needs a torch built with Gloo")
-    if isinstance(where, str):
-        store, rank, size = meet(where, rank, size, patience)
-    else:
-        store = where
-    if not 0 <= rank < size:
-        raise ArgumentError(f"rank is {rank} of size {size}; expected 0 to {size - 1}")
-    store.set_timeout(patience)
-    return dist.PrefixStore("gfn_rb", store), rank, size
-
-
-def _connected(
-    store: dist.Store, rank: int, size: int, patience: timedelta
-) -> tuple[list[str], Any]:
-    """Return the names of all machines and the group, once all processes have come."""
-    try:
-        store.set(f"host/{rank}", socket.gethostname())
-        hosts = [store.get(f"host/{each}").decode() for each in range(size)]
-        return hosts, dist.ProcessGroupGloo(store, rank, size, patience)
-    except RuntimeError as error:
-        raise TransportTimeoutError(
-            f"rank {rank} did not meet all {size} ranks within {patience.total_seconds():g} s: "
             f"{' '.join(str(error).split())[:200]}"
         ) from error

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from gfn_rb.arguments import require_kind
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.codec.primitives import LazyBuffer
-from gfn_rb.errors import ArgumentError, PeerLostError
+from gfn_rb.errors import PeerLostError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
     TIMEOUT,
@@ -209,9 +209,7 @@ class LocalTransport(MailboxTransport):
         Raises:
             ArgumentError: an argument has a value that is not allowed; the message names it.
         """
-        if size < 1:
-            raise ArgumentError(f"size is {size}; expected 1 or more")
-        mailboxes = Mailboxes(size)
+        mailboxes = Mailboxes(as_count("size", size))
         return [cls(rank, mailboxes, timeout, max_nbytes) for rank in range(size)]
 
     def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:

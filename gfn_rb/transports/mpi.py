@@ -176,7 +176,10 @@ class MPITransport(Transport):
         _, head, sizes = found[0]
         inline = head[PREAMBLE.size :]
         if envelope.nbytes > self.max_nbytes:
-            self._drop(envelope, sizes)
+            scratch = np.empty(min(max(sizes, default=0), _CHUNK), np.uint8).data
+            for size in sizes:  # MPI would keep what is not received
+                for start, end in _chunks(0, size):
+                    self._receive(envelope, [scratch[: end - start]])
             raise self._too_large(envelope)
         if not sizes:
             return inline
@@ -207,13 +210,6 @@ class MPITransport(Transport):
             if isinstance(error, mpi.Exception):
                 raise self.translated(error, envelope.source) from error
             raise
-
-    def _drop(self, envelope: Envelope, sizes: list[int]) -> None:
-        """Receive and drop a message's segments, which MPI would keep otherwise."""
-        scratch = np.empty(min(max(sizes, default=0), _CHUNK), np.uint8).data
-        for size in sizes:
-            for start, end in _chunks(0, size):
-                self._receive(envelope, [scratch[: end - start]])
 
     def _record_failures(self) -> None:
         """Record the processes that died, and acknowledge it: each probe would raise it again."""
@@ -291,7 +287,7 @@ class MPISend(SendHandle):
         # A send to a process that closed its endpoint stays pending for ever.
         if self.pending and self._empty_polls % _SELDOM == 0:
             self._transport.check_peers()
-        if self.pending and (lost := self._transport.loss_of(self.dest)):
+        if self.pending and (lost := self._transport._lost.get(self.dest)):
             raise self._given_up(lost)
         return not self.pending
 

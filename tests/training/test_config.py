@@ -11,6 +11,7 @@ from training.training_runs import grid
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES
+from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.training import (
     DRAW,
     KEEP,
@@ -40,7 +41,7 @@ from gfn_rb.training import (
 )
 from gfn_rb.training import options as literals
 from gfn_rb.training.config import CONFIGS
-from gfn_rb.training.session.rank_hooks import BASELINE, FEED, SEND
+from gfn_rb.training.session.rank_hooks import BASELINE, SEND
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_a_wrong_entry_is_named(config, change, message):
     ("names", "table"),
     [
         (literals.ReplayName, REPLAY),
-        (literals.FeedName, FEED),
+        (literals.FeedName, ("none", *POLICIES)),
         (literals.SendName, SEND),
         (literals.BaselineName, BASELINE),
     ],

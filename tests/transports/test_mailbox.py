@@ -47,7 +47,7 @@ def test_senders_are_served_in_turn() -> None:
 
 @pytest.mark.parametrize("size", [0, -3])
 def test_groups_have_members(size: int) -> None:
-    with pytest.raises(ArgumentError, match=f"size is {size}; expected 1 or more"):
+    with pytest.raises(ArgumentError, match=f"size must be at least 1, got {size}"):
         LocalTransport.group(size)
 
 

@@ -199,7 +199,7 @@ class _Manager(remote.ReplayBufferManager):
     @property
     def n_left(self) -> int:
         """How many ranks that ever sent anything have left."""
-        left = [rank for rank in self._senders if not self._workers.is_present(rank)]
+        left = [rank for rank in self._senders if rank not in self._workers.present]
         return sum(bool(self._workers[rank].last_seen) for rank in left)
 
     @property

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gfn_rb.containers.objects import terminating_states
-from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.top_k import TopK
 from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.remote.feeding.object_index import ObjectIndex
@@ -107,13 +105,6 @@ POLICIES: dict[str, type[FeedPolicy]] = {
     "softmax": Softmax,
     "newest": Newest,
 }
-
-
-def check_policy(policy: Any) -> str:
-    """Return the name of a policy, or raise."""
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise ArgumentError(f"policy must be one of {sorted(POLICIES)}, got {policy!r:.80}")
-    return policy
 
 
 def _furthest(state: Tensor, k: int) -> Int64[Tensor, "k"]:

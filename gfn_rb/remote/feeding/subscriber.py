@@ -12,8 +12,9 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.feed_policies import POLICIES, check_policy
+from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Int64
 from gfn_rb.torchrl_compat import generator_of, length_of
@@ -72,11 +73,22 @@ class Subscriber:
         if (index := feeder.index) is None:
             raise ArgumentError("this manager keeps no items, so that nobody can be fed from it")
         self.rank = rank
-        self.quota, self.own = _check_terms(terms)
+        if not isinstance(terms, Mapping):
+            raise ArgumentError(f"subscription must be terms by name, got {terms!r:.80}")
+        quota, own = terms.get("quota"), terms.get("own", False)
+        policy: Any = terms.get("policy")
+        if type(own) is not bool:
+            raise ArgumentError(f"own must be true or false, got {own!r:.80}")
+        if type(quota) is not int or not 1 <= quota <= MAX_QUOTA:
+            raise ArgumentError(
+                f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota!r:.80}"
+            )
+        require_choice("policy", policy, POLICIES)
+        self.quota, self.own = quota, own
         # Only the terms that are understood: they are saved, and others may be of any size.
-        self.terms = {"quota": self.quota, "policy": terms.get("policy"), "own": self.own}
+        self.terms = {"quota": self.quota, "policy": policy, "own": own}
         self._index = index
-        self._policy = POLICIES[check_policy(terms.get("policy"))](index, feeder.generator)
+        self._policy = POLICIES[policy](index, feeder.generator)
         if terms.get("fresh"):  # it starts anew, without the rows that it was given
             index.given[:, rank] = False
         feeder.offer(index.refresh())
@@ -95,23 +107,18 @@ class Subscriber:
         """Return the next rows, and record that they were given."""
         if not self._index.storage.initialized:
             return None
-        self._update_policy()
-        rows = self._pick(quota)
-        return self._index.read(rows) if len(rows) else None
-
-    def _update_policy(self) -> None:
-        """Tell the policy what changed: once for all changes since the last reply."""
-        if not self._changed:
-            return
-        changed = np.unique(np.concatenate(self._changed))
+        changed = np.unique(np.concatenate(self._changed or [np.empty(0, np.int64)]))
         changed = changed[: np.searchsorted(changed, length_of(self._index.storage))]
         self._changed, self._n_changed = [], 0
         if len(changed):
+            # The policy is told once of all changes since the last reply.
             rows, number = torch.from_numpy(changed), self._index.number[changed]
             # Known rows are put in as -inf: one update instead of two.
             log_reward = self._index.log_reward(rows)
             log_reward = log_reward.masked_fill(self._is_known(rows), -math.inf)
             self._policy.put(rows, log_reward, torch.from_numpy(self._index.arrival[number]))
+        picked = self._pick(quota)
+        return self._index.read(picked) if len(picked) else None
 
     def _is_known(self, rows: Tensor) -> Tensor:
         """Return which rows the worker was given or, unless it wants its own, sent."""
@@ -134,14 +141,3 @@ class Subscriber:
             if n_offered < left:  # there are no more
                 break
         return picked
-
-
-def _check_terms(terms: Any) -> tuple[int, bool]:
-    if not isinstance(terms, Mapping):
-        raise ArgumentError(f"subscription must be terms by name, got {terms!r:.80}")
-    quota, own = terms.get("quota"), terms.get("own", False)
-    if type(own) is not bool:
-        raise ArgumentError(f"own must be true or false, got {own!r:.80}")
-    if type(quota) is not int or not 1 <= quota <= MAX_QUOTA:
-        raise ArgumentError(f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota!r:.80}")
-    return quota, own

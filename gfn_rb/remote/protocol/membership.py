@@ -46,10 +46,6 @@ class Membership(dict[int, Member]):
         """The lost ranks, each with the reason."""
         return {rank: each.why for rank, each in self.items() if each.state == LOST}
 
-    def is_present(self, rank: int) -> bool:
-        """Return whether a rank is one of them and may still send something."""
-        return rank in self.present
-
     def seen(self, rank: int) -> bool:
         """Record that a rank is active, and return whether it had been lost."""
         member = self[rank]

@@ -203,7 +203,7 @@ class ManagerClient:
                     meta["quota"] = quota
                 deadline = Deadline(self._timeout, self._shutdown)
                 try:
-                    if not self.membership.is_present(rank):  # it was lost a moment ago
+                    if rank not in self.managers:  # it was lost a moment ago
                         raise PeerLostError(rank, self.membership[rank].why)
                     handle = self._channel.send(rank, DATA_TAG, Kind.ITEMS, meta, part)
                 except PeerLostError as error:

@@ -12,12 +12,12 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.arguments import require_kind
+from gfn_rb.arguments import as_count, require_choice, require_kind
 from gfn_rb.containers.convert import joined
 from gfn_rb.containers.objects import ObjectKeys, object_keys, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.feeding.feed_policies import check_policy
+from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.remote.feeding.subscriber import MAX_QUOTA
 from gfn_rb.remote.protocol.ownership import batches_of
@@ -79,9 +79,7 @@ class NonBlocking(Mode):
     """
 
     def __init__(self, in_flight: int = 8) -> None:
-        if in_flight < 1:
-            raise ArgumentError(f"in_flight must be at least 1, got {in_flight}")
-        self.in_flight = in_flight
+        self.in_flight = as_count("in_flight", in_flight)
 
     def before(self, client: ManagerClient) -> Collection[int]:
         """Read replies that have arrived; return the managers with few unanswered batches."""
@@ -134,9 +132,7 @@ class BaselineFilter:
     """
 
     def __init__(self, refresh_after: int = 10) -> None:
-        if refresh_after < 1:
-            raise ArgumentError(f"refresh_after must be at least 1, got {refresh_after}")
-        self.refresh_after = refresh_after
+        self.refresh_after = as_count("refresh_after", refresh_after)
         self.empty = 0
         self.refreshes = 0
 
@@ -183,11 +179,12 @@ class Subscription:
         self, buffer: ReplayBuffer, quota: int, policy: str = "top", own: bool = False
     ) -> None:
         require_kind("buffer", buffer, ReplayBuffer)
+        require_choice("policy", policy, POLICIES)
         if not 1 <= quota <= MAX_QUOTA:
             raise ArgumentError(f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota}")
         self.buffer = buffer
         self.quota = quota
-        self.policy = check_policy(policy)
+        self.policy = policy
         self.own = own
         self._room = buffer.storage.max_size  # rows that are kept for take() at most
         self._known: dict[bytes | None, None] | None = None  # held or fed, in order of arrival

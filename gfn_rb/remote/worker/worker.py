@@ -10,7 +10,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.arguments import require_kind, require_optional
+from gfn_rb.arguments import as_count, require_choice, require_kind, require_optional
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.buffers.presets import stale_entries
 from gfn_rb.containers import States, Trajectories, Transitions
@@ -78,6 +78,10 @@ class ReplayBufferWorker(ManagerClient):
 
     Attributes:
         statistics: counters of the worker, :class:`~gfn_rb.remote.WorkerStatistics`.
+        managers: ranks of the managers that are not lost.
+        lost: the lost managers, rank and reason.
+        baseline: log-reward below which items need not be sent; None while unknown.
+        unanswered: number of unanswered batches.
 
     Raises:
         ArgumentError: an argument has a value that is not allowed; the message names it.
@@ -114,17 +118,13 @@ class ReplayBufferWorker(ManagerClient):
         managers = check_ranks("manager", managers, transport)
         if transport.rank in managers:
             raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
-        if frequency < 1:
-            raise ArgumentError(f"frequency must be at least 1, got {frequency}")
-        if payload not in get_args(Payload):
-            raise ArgumentError(f"payload must be one of {get_args(Payload)}, got {payload!r}")
-        if on_error not in ("raise", "log"):
-            raise ArgumentError(f"on_error must be 'raise' or 'log', got {on_error!r}")
+        require_choice("payload", payload, get_args(Payload))
+        require_choice("on_error", on_error, ("raise", "log"))
         form = compact or compact_rows_of(buffer)
         super().__init__(transport, managers, timeout, ShutdownBudget(stopped), form)
         self.buffer = buffer
         self.subscription = subscription
-        self.frequency = frequency
+        self.frequency = as_count("frequency", frequency)
         self.mode = Awaited() if mode is None else mode
         self.filter = filter
         self.payload = payload

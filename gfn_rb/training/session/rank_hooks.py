@@ -36,7 +36,6 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.roles import RankRoles
@@ -206,7 +205,6 @@ def _write(mean: Float[Tensor, "p"], parameters: Sequence[Tensor]) -> None:
         parameter.copy_(part.view_as(parameter))
 
 
-FEED = ("none", *POLICIES)
 SEND: dict[str, Callable[[], Mode]] = {
     "awaited": Awaited,
     "deferred": Deferred,

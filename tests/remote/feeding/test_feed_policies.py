@@ -9,7 +9,8 @@ from statistics_of_draws import chi_square_p
 
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.feed_policies import Diverse, Newest, Softmax, Top, check_policy
+from gfn_rb.remote import Subscription
+from gfn_rb.remote.feeding.feed_policies import Diverse, Newest, Softmax, Top
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 
 
@@ -98,6 +99,6 @@ def test_diverse_transitions_are_the_best_ones():
 
 @pytest.mark.parametrize("policy", ["best", "", 3, ["top"]])
 def test_an_unknown_policy_is_named(policy):
-    message = r"policy must be one of \['diverse', 'newest', 'softmax', 'top'\], got"
+    message = "policy must be 'top', 'diverse', 'softmax' or 'newest', got"
     with pytest.raises(ArgumentError, match=message):
-        check_policy(policy)
+        Subscription(fifo_buffer(9), 1, policy)

@@ -115,8 +115,8 @@ def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, feeder, pu
         (terms(quota=0), "quota must be an integer from 1 to 4096, got 0"),
         (terms(quota=True), "quota must be an integer from 1 to 4096, got True"),
         (terms(quota="2"), "quota must be an integer from 1 to 4096, got '2'"),
-        (terms(policy="best"), "policy must be one of"),
-        ({"quota": 1}, "policy must be one of"),
+        (terms(policy="best"), "policy must be 'top', "),
+        ({"quota": 1}, "policy must be 'top', "),
         (terms(own=1), "own must be true or false, got 1"),
     ],
 )

@@ -336,7 +336,7 @@ def test_a_worker_goes_on_without_a_manager_it_never_met(caplog):
         ({"manager": 2}, r"manager must be different ranks in 0 to 1, at least one, got \[2\]"),
         ({"manager": 1}, "manager must be another rank than this one, 1"),
         ({"frequency": 0}, "frequency must be at least 1, got 0"),
-        ({"payload": "all"}, "payload must be one of .*, got 'all'"),
+        ({"payload": "all"}, "payload must be .* or 'scoring', got 'all'"),
         ({"keep": ["state"]}, "keep must be a list of names"),
         ({"keep": "log_prob"}, "keep must be a list of names"),
         ({"on_error": "cry"}, "on_error must be 'raise' or 'log', got 'cry'"),
