@@ -15,7 +15,6 @@ from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, Loss, linex
-from gfn_rb.losses.base import Penalty
 from gfn_rb.policies.densities import MixturePolicy, ReferencePolicy
 from gfn_rb.policies.networks import (
     BackwardPolicy,
@@ -53,17 +52,12 @@ def _make_network(
     return (BackwardPolicy if is_backward else ForwardPolicy)(env, hidden, trunk)
 
 
-def _penalty(config: TrainConfig) -> Penalty:
-    """Return the cost of a residual."""
-    is_squared = config.regression == "squared" or not LOSSES[config.loss].is_signed
-    return torch.square if is_squared else partial(linex, alpha=config.linex_alpha)
-
-
 def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
     """Return the configured loss with new networks, whose weights are drawn on the CPU."""
     kind: Callable[..., Loss] = LOSSES[config.loss]
     options = {n: getattr(config, n) for n in LOSSES[config.loss].options if hasattr(config, n)}
-    options["penalty"] = _penalty(config)
+    is_squared = config.regression == "squared" or not LOSSES[config.loss].is_signed
+    options["penalty"] = torch.square if is_squared else partial(linex, alpha=config.linex_alpha)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         own = _own_networks(config, env)

@@ -27,7 +27,6 @@ from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.losses import Loss
 from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
@@ -127,7 +126,11 @@ class Trainer:
         draws = torch.Generator(config.device).manual_seed(replay)
         self.rb = config.make_buffer(self.env, draws, self._regenerate)
         self.replayed = self.hooks.replayed(self.rb, self.env)
-        self.discovery = _make_discovery(config, self.env)
+        between = config.make_distance()
+        distance = between if callable(between) else norm_distance(between)
+        self.discovery = DiscoveryMetrics(
+            self.env, lambda a, b: distance(flat_rows(a), flat_rows(b))
+        )
         self.evaluation = Evaluation(
             self.env, self.loss.forward_policy, backward_policy(self.loss),
             self.loss.estimate_log_z, config.metrics.names, n_samples=config.metrics.samples,
@@ -326,16 +329,6 @@ class Trainer:
             CheckpointMismatchError: the file is of another configuration, or not of a training run.
             SecretError: the file was made with another secret, or was changed.
         """
-        self._check_same(path)
-        extra = load_checkpoint(path, self.replayed, secret=self._secret)
-        for name, part in self._parts.items():
-            part.load_state_dict(extra[name])
-        self.generator.set_state(extra["generator"])
-        self.steps_done = extra["steps_done"]
-        self.history, self._losses = extra["history"], extra["losses"]
-        self.watch.restore(extra["time"])
-
-    def _check_same(self, path: str | PathLike[str]) -> None:
         saved, own = outline(path, self._secret).get("config"), self.config.to_dict()
         if not isinstance(saved, dict) or "env" not in saved:
             raise CheckpointMismatchError(f"{path} holds no training run")
@@ -345,15 +338,13 @@ class Trainer:
                     f"{path} is of another configuration: {name} is {saved.get(name)!r}, expected "
                     f"{own.get(name)!r}"
                 )
-
-
-def _make_discovery(config: TrainConfig, env: GFNEnv) -> DiscoveryMetrics:
-    between = config.make_distance()
-    if callable(between):
-        distance: Distance = lambda a, b: between(flat_rows(a), flat_rows(b))  # noqa: E731
-    else:
-        distance = norm_distance(between)
-    return DiscoveryMetrics(env, distance)
+        extra = load_checkpoint(path, self.replayed, secret=self._secret)
+        for name, part in self._parts.items():
+            part.load_state_dict(extra[name])
+        self.generator.set_state(extra["generator"])
+        self.steps_done = extra["steps_done"]
+        self.history, self._losses = extra["history"], extra["losses"]
+        self.watch.restore(extra["time"])
 
 
 def _seeds(seed: int, stream: int) -> list[int]:

@@ -45,25 +45,22 @@ def ranks_lines(folder: RunFolder) -> Lines:
     """Yield the table of what each rank of a finished run did; nothing where it had but one."""
     if not folder.ranks_report.exists():
         return
-    with named_damage(folder.ranks_report):
-        yield from _described_ranks(folder, read_json(folder.ranks_report))
-
-
-def _described_ranks(folder: RunFolder, report: dict[str, Any]) -> Lines:
     measures = "reward_calls", "modes_found", "total_variation"
     headings = (name.replace("_", " ") for name in measures)
     rows = [["ranks", *headings, "sent", "fed", "received", "stored"]]
-    for rank, done in report["ranks"].items():
-        counters = done["counters"]
-        cells = [number(done["measured"].get(name)) for name in measures]
-        cells += number(counters.get("sent")), number(counters.get("fed")), "", ""
-        rows.append([printable(f"rank {rank}"), *cells])
-    for manager in map(int, report["managers"]):
-        rows.append([f"manager {manager}", "", "", "", "", *_managed(folder, manager)])
-    together = number(report["reward_calls"]), number(report["modes_found"])
-    yield from aligned_lines([*rows, ["together", *together, "", "", "", "", ""]])
-    for rank, why in report["lost"].items():
-        yield printable(f"rank {rank} was lost: {why}")
+    with named_damage(folder.ranks_report):
+        report = read_json(folder.ranks_report)
+        for rank, done in report["ranks"].items():
+            counters = done["counters"]
+            cells = [number(done["measured"].get(name)) for name in measures]
+            cells += number(counters.get("sent")), number(counters.get("fed")), "", ""
+            rows.append([printable(f"rank {rank}"), *cells])
+        for manager in map(int, report["managers"]):
+            rows.append([f"manager {manager}", "", "", "", "", *_managed(folder, manager)])
+        together = number(report["reward_calls"]), number(report["modes_found"])
+        yield from aligned_lines([*rows, ["together", *together, "", "", "", "", ""]])
+        for rank, why in report["lost"].items():
+            yield printable(f"rank {rank} was lost: {why}")
 
 
 def _managed(folder: RunFolder, rank: int) -> list[str]:

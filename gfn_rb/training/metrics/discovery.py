@@ -84,11 +84,6 @@ class DiscoveryMetrics:
         self.top = self.top[:N_TOP]
 
     @property
-    def distinct_calls(self) -> int:
-        """Number of distinct terminating states reached."""
-        return len(self._seen)
-
-    @property
     def modes_found(self) -> int:
         """Number of distinct modes reached."""
         return len(self._modes)
@@ -102,7 +97,7 @@ class DiscoveryMetrics:
         """Return the counts, and mean score and diversity of the best, by name."""
         return {
             "reward_calls": self.calls,
-            "distinct_reward_calls": self.distinct_calls,
+            "distinct_reward_calls": len(self._seen),
             "modes_found": self.modes_found,
             "top_100_score": self.top_score,
             "top_100_diversity": mean_distance(self.top_state, self._distance),
@@ -153,7 +148,11 @@ class KeySet:
         new[1:] = value[1:] != value[:-1]
         for run in self._runs:
             new &= run[torch.searchsorted(run, value).clamp(max=len(run) - 1)] != value
-        self._append(value[new])
+        run = value[new]
+        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+            run = torch.cat([self._runs.pop(), run]).sort().values
+        if len(run):
+            self._runs.append(run)
         return torch.zeros_like(new).scatter(0, order, new)
 
     def keys(self) -> Int64[Tensor, "m"]:
@@ -161,9 +160,3 @@ class KeySet:
         if not self._runs:
             return torch.zeros(0, dtype=torch.int64, device=self._device)
         return torch.cat(self._runs).sort().values
-
-    def _append(self, run: Int64[Tensor, "n"]) -> None:
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = torch.cat([self._runs.pop(), run]).sort().values
-        if len(run):
-            self._runs.append(run)
