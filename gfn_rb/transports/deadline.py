@@ -39,7 +39,7 @@ class Deadline:
 
     def __str__(self) -> str:
         """Return the limit that ended a wait, for error messages."""
-        is_cut = self.expired and not self.passed
+        is_cut = self.remaining <= 0.0 and not self.passed
         return "before this rank was to stop" if is_cut else f"within {self._seconds:g} s"
 
     @property
@@ -47,11 +47,6 @@ class Deadline:
         """Seconds of waiting that are left, at least 0."""
         shutdown, left = self._shutdown, self._end - self._shutdown.clock()
         return max(0.0, min(left, shutdown.seconds) if shutdown.stopped() else left)
-
-    @property
-    def expired(self) -> bool:
-        """Whether no waiting is left: the limit has passed, or this rank stops."""
-        return self.remaining <= 0.0
 
     @property
     def passed(self) -> bool:
@@ -71,5 +66,5 @@ class Deadline:
             finally:  # also of a wait that an error ended
                 if shutdown.stopped():
                     shutdown.seconds -= shutdown.clock() - start
-            if self.expired:
+            if self.remaining <= 0.0:
                 return False

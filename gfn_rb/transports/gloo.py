@@ -151,23 +151,18 @@ class PeerConnection:
         """Begin to send a message; the sender waits for its end."""
         with self._sending:
             self._transport.check_present(self._peer)
-            try:
-                works = self._begin(message.envelope.tag, message.data)
+            data, first = message.data, np.empty(_FIRST, np.uint8)
+            _HEAD.pack_into(first.data, 0, len(data), message.envelope.tag)
+            inline = data[:_INLINE]
+            first[_HEAD.size : _HEAD.size + len(inline)] = inline
+            parts = map(torch.from_numpy, (first, *_chunks(data[_INLINE:])))
+            try:  # Gloo does not keep alive what it sends
+                works = [(self._group.send([part], self._peer, 0), part) for part in parts]
             except RuntimeError as error:
                 self._fail("send to", error)
                 self._transport.check_present(self._peer)  # which raises
             else:
                 self.outgoing.put((message, works))
-
-    def _begin(self, tag: int, data: np.ndarray) -> list[tuple[Any, Tensor]]:
-        """Begin to send the first piece of a message, then the others."""
-        first = np.empty(_FIRST, np.uint8)
-        _HEAD.pack_into(first.data, 0, len(data), tag)
-        inline = data[:_INLINE]
-        first[_HEAD.size : _HEAD.size + len(inline)] = inline
-        parts = map(torch.from_numpy, (first, *_chunks(data[_INLINE:])))
-        # Gloo does not keep alive what it sends.
-        return [(self._group.send([part], self._peer, 0), part) for part in parts]
 
     def _send_last(self, what: int) -> None:
         last = torch.zeros(_FIRST, dtype=torch.uint8)

@@ -51,10 +51,10 @@ class BatchResult(NamedTuple):
     """Scores of the batch."""
     per_row: TensorDict | None = None
     """Scores of its rows."""
-    unstored: Exception | None = None
-    """Why it could not be stored, and was not scored either."""
-    unscored: Exception | None = None
-    """Why it could not be scored."""
+    error: Exception | None = None
+    """Why it could not be stored or scored."""
+    failure: str = "refused"
+    """What the error means for the batch."""
 
 
 class MessageHandler:
@@ -190,11 +190,9 @@ class MessageHandler:
             raise ArgumentError(f"quota must be at least 0, got {quota!r:.80}")
         result = self._handle_batch(rows, source, bool(meta.get("store", True)))
         self.batches += 1
-        answer: dict[str, Any] = {"to": number, "outcomes": result.outcomes}
-        answer["scores"] = result.scores
-        outcome, error, fed = "refused", result.unstored, None
-        if result.unscored is not None:
-            outcome, error = "cannot score", result.unscored
+        scored = {"outcomes": result.outcomes, "scores": result.scores}
+        answer: dict[str, Any] = {"to": number, **scored}
+        outcome, error, fed = result.failure, result.error, None
         try:
             answer["baseline"] = self._baseline.value(self.buffer)
             if source in self._feeder.subscribers:
@@ -218,7 +216,7 @@ class MessageHandler:
             n = log_reward.shape[0]
             outcomes = self._store(rows, n, sender) if store else {"scored": n}
         except Exception as error:  # a writer, transform or storage may raise anything
-            return BatchResult({"refused": rows.batch_size[0]}, unstored=error)
+            return BatchResult({"refused": rows.batch_size[0]}, error=error)
         if store:  # rows that are only scored have no effect on the baseline
             self._baseline.observe(log_reward, outcomes.get("stored", 0))
         if self._score is None:
@@ -227,7 +225,7 @@ class MessageHandler:
             self._watch.switch("score")
             return BatchResult(outcomes, *pack(self._score(rows, sender), n))
         except Exception as error:
-            return BatchResult(outcomes, unscored=error)
+            return BatchResult(outcomes, error=error, failure="cannot score")
 
     def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
         """Offer rows to the buffer, and return their outcomes."""

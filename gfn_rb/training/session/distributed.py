@@ -253,22 +253,15 @@ def _train(
                 raise WorkerError(f"the run has ended without rank {rank}")
             with noted(result.unwritten):
                 write_json(folder.ranks_report, _summary(coordinator, time.perf_counter() - start))
-            write_report(result, _other_ranks(coordinator))
+            n, n_lost = len(coordinator.results), len(coordinator.lost)
+            several = n > 1 or n_lost > 0
+            write_report(result, (n, coordinator.modes_found(), n_lost) if several else None)
             for other in coordinator.unwritten.keys() - {rank}:
                 reasons = coordinator.unwritten[other]
                 result.unwritten.extend(f"rank {other}: {each}" for each in reasons)
             hanging = coordinator.end()
     own = result if reports or result.stopped_by else None
     return RankEnd(result.stopped_by, own, frozenset(coordinator.lost), hanging)
-
-
-def _other_ranks(known: RankCoordinator) -> Any:  # OtherRanks, or None
-    """Return what the ranks that train did together; None where there was but one."""
-    from gfn_rb.training.report import OtherRanks  # matplotlib takes a while to load
-
-    if len(known.results) == 1 and not known.lost:
-        return None
-    return OtherRanks(len(known.results), known.modes_found(), len(known.lost))
 
 
 def _summary(known: RankCoordinator, seconds: float) -> dict[str, Any]:

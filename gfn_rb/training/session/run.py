@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -23,10 +23,6 @@ from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
 from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports.launch import launched
-
-if TYPE_CHECKING:
-    from gfn_rb.training.report import OtherRanks
-
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -173,11 +169,14 @@ def noted(unwritten: list[str]) -> Iterator[None]:
         logger.error("%s", unwritten[-1])
 
 
-def write_report(result: RunResult, others: OtherRanks | None = None) -> None:
-    """Draw the report of a run that came to its end into its folder."""
+def write_report(result: RunResult, ranks: tuple[int, int, int] | None = None) -> None:
+    """Draw the report of a run that came to its end into its folder.
+
+    Of several ranks, it shows how many there are, the modes they found, and how many are lost.
+    """
     from gfn_rb.training import report  # matplotlib takes a while to load
 
-    trainer, last = result.trainer, result.row
+    trainer, last, others = result.trainer, result.row, ranks and report.OtherRanks(*ranks)
     is_new = last["step"] != trainer.history[-1]["step"]
     rows = [*trainer.history, last] if is_new else trainer.history
     with noted(result.unwritten):
