@@ -34,9 +34,9 @@ from gfn_rb.training.options import (
     SoftmaxDraw,
     TeacherDraw,
     TeacherOptions,
+    TeacherReward,
     UniformDraw,
 )
-from gfn_rb.training.priority_rules import TeacherReward
 from gfn_rb.training.session.launch import resume, train
 from gfn_rb.training.session.run import RunResult
 from gfn_rb.training.trainer import Hooks, Trainer

@@ -48,8 +48,9 @@ from gfn_rb.training.options import (
     SearchOptions,
     SoftmaxDraw,
     TeacherDraw,
+    TeacherReward,
+    make_writer,
 )
-from gfn_rb.training.priority_rules import TeacherReward
 from gfn_rb.training.rules import (
     NonNegativeFloat,
     PositiveFloat,
@@ -330,7 +331,7 @@ class TrainConfig(GeneralOptions):
         key = LOG_REWARD if are_objects else EPISODE_LOG_REWARD
         return kind.preset(
             self.capacity,
-            writer=self.keep.make(key, are_objects, self.make_distance(), self.max_age),
+            writer=make_writer(self.keep, key, are_objects, self.make_distance(), self.max_age),
             sampler=self.draw.make(key),
             compact=None if self.compact == "none" else self.compact,
             env=env,

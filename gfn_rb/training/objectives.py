@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR, LRScheduler
 
 from gfn_rb.arguments import require_kind
+from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import ArgumentError
@@ -133,6 +134,14 @@ def convert(rows: Container, wanted: type[Container]) -> Container:
         return rows
     converted: Container = getattr(rows, f"to_{wanted.__name__.lower()}")()
     return converted
+
+
+def mean_per_item(items: Container, values: Float[Tensor, "m"]) -> Float[Tensor, "n"]:
+    """Return the mean of what belongs to each item."""
+    if len(values) == len(items) or not isinstance(items, Trajectories):
+        return values
+    item = torch.arange(len(items), device=values.device).repeat_interleave(items.length)
+    return values.new_zeros(len(items)).index_add_(0, item, values) / items.length
 
 
 def backward_policy(loss: Loss) -> TensorDictModuleBase:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
+import torch
 import tyro
+from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
@@ -35,6 +37,7 @@ from gfn_rb.samplers import (
     RankRewardSampler,
     SoftmaxRewardSampler,
 )
+from gfn_rb.shapes import Float
 from gfn_rb.training.rules import (
     Device,
     FiniteFloat,
@@ -161,6 +164,26 @@ class PriorityDraw:
         return PrioritySampler(alpha=self.alpha)
 
 
+@dataclass(frozen=True)
+class TeacherReward:
+    """The reward of the adaptive teacher (Kim et al. 2025, arXiv:2410.01432), from residuals.
+
+    With d = -residual, above 0 where the flow is too small: log(1 + eps + d^2 (1 + c 1[d > 0])).
+
+    Args:
+        c: additional weight of too little flow, at least 0.
+        eps: constant that keeps the reward of a perfect fit above 0.
+    """
+
+    c: float = 19.0
+    eps: float = 1e-3
+
+    def __call__(self, residual: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
+        """Return the reward of each residual."""
+        weight = 1 + self.c * (residual < 0).to(residual.dtype)
+        return torch.log1p(self.eps + weight * residual.square())
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeacherDraw(PriorityDraw):
     """Draw items by the adaptive teacher's reward of their residual when last replayed."""
@@ -197,19 +220,6 @@ class KeepTop:
     unique: bool = True
     """Keep one item per object, the newest. It has no effect on single transitions and states."""
 
-    def make(
-        self, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
-    ) -> Writer:
-        """Return the writer.
-
-        Args:
-            key: of the log-rewards.
-            are_objects: whether each item stands for an object.
-            distance: between two states, p of a norm or a callable.
-            max_age: maximum age of the items in steps, None for any.
-        """
-        return RewardPrioritizedWriter(key, unique="state" if self.unique and are_objects else None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeepDiverse:
@@ -220,14 +230,6 @@ class KeepDiverse:
     """Minimum distance of the ends of items, in different places or in steps on a grid. 0 removes
     duplicates and keeps the best of them."""
 
-    def make(
-        self, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
-    ) -> Writer:
-        """Return the writer, see :class:`KeepTop`."""
-        if callable(distance):
-            return DiversityWriter(key, cutoff_distance=self.cutoff, distance=distance)
-        return DiversityWriter(key, cutoff_distance=self.cutoff, p=distance)
-
 
 @dataclass(frozen=True, kw_only=True)
 class KeepRecent:
@@ -237,16 +239,31 @@ class KeepRecent:
     unique: bool = True
     """Keep one item per object, the newest. It has no effect on single transitions and states."""
 
-    def make(
-        self, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
-    ) -> Writer:
-        """Return the writer, see :class:`KeepTop`."""
-        return recent_writer("state" if self.unique and are_objects else None, max_age=max_age)
-
 
 Keep = KeepTop | KeepDiverse | KeepRecent
 KEEP: dict[str, Callable[..., Keep]] = {kind().kind: kind for kind in get_args(Keep)}
 """The options of which items a buffer keeps, by kind."""
+
+
+def make_writer(
+    keep: Keep, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
+) -> Writer:
+    """Return the writer of a buffer.
+
+    Args:
+        keep: which items the buffer keeps.
+        key: of the log-rewards.
+        are_objects: whether each item stands for an object.
+        distance: between two states, p of a norm or a callable.
+        max_age: maximum age of the items in steps, None for any.
+    """
+    if isinstance(keep, KeepDiverse):
+        by: dict[str, Any] = {"distance" if callable(distance) else "p": distance}
+        return DiversityWriter(key, cutoff_distance=keep.cutoff, **by)
+    unique = "state" if keep.unique and are_objects else None
+    if isinstance(keep, KeepRecent):
+        return recent_writer(unique, max_age=max_age)
+    return RewardPrioritizedWriter(key, unique=unique)
 
 
 # What a buffer stores. Rows of a container can be turned into rows of those after it.

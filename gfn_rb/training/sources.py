@@ -18,9 +18,14 @@ from gfn_rb.losses import Loss
 from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.objectives import backward_policy, make_loss, make_optimizer, take_step
-from gfn_rb.training.options import SearchOptions
-from gfn_rb.training.priority_rules import TeacherReward, mean_per_item
+from gfn_rb.training.objectives import (
+    backward_policy,
+    make_loss,
+    make_optimizer,
+    mean_per_item,
+    take_step,
+)
+from gfn_rb.training.options import SearchOptions, TeacherReward
 
 
 class Source:

@@ -39,10 +39,10 @@ from gfn_rb.training.objectives import (
     make_loss,
     make_optimizer,
     make_schedule,
+    mean_per_item,
     take_step,
 )
 from gfn_rb.training.options import REPLAY, PriorityDraw, SoftmaxDraw
-from gfn_rb.training.priority_rules import mean_per_item
 from gfn_rb.training.sources import make_source
 
 

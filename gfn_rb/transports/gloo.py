@@ -107,7 +107,7 @@ class GlooTransport(MailboxTransport):
     def _close(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         with self._mailboxes.lock:
-            self._mailbox.queues.clear()
+            self._mailbox.clear()
             self._mailboxes.closed = True
             self._mailboxes.notify()
         for peer in self._peers.values():

@@ -27,59 +27,29 @@ T = TypeVar("T")
 L = TypeVar("L", bound="LocalTransport")
 
 
-class Mailbox:
-    """The messages that one rank has not received, of each sender in the order they came.
+class Mailboxes:
+    """The mailboxes of endpoints in one process, one for each of ``size`` ranks.
 
     A receive from any rank takes messages of all senders in turn, so a sender with many messages
     delays another sender's message by one message at most.
 
     Attributes:
-        queues: messages by sender; the sender that was served longest ago comes first.
+        of: unreceived messages of each rank, by sender in the order in which they came; the sender
+            that was served longest ago comes first.
     """
-
-    def __init__(self) -> None:
-        self.queues: dict[int, deque[QueuedMessage]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self.queues.values()))
-
-    def put(self, message: QueuedMessage) -> None:
-        """Add a message."""
-        self.queues.setdefault(message.envelope.source, deque()).append(message)
-
-    def first(self, source: int | None, tag: int | None) -> QueuedMessage | None:
-        """Return the next message of a source and tag, or of any; it stays."""
-        queues = self.queues.values() if source is None else [self.queues.get(source, ())]
-        for queue in queues:
-            for message in queue:
-                if tag is None or tag == message.envelope.tag:
-                    return message
-        return None
-
-    def remove(self, message: QueuedMessage) -> None:
-        """Remove a message; its sender is served after all others."""
-        source = message.envelope.source
-        queue = self.queues.pop(source)
-        queue.remove(message)
-        if queue:
-            self.queues[source] = queue
-
-
-class Mailboxes:
-    """The mailboxes of endpoints in one process, one for each of ``size`` ranks."""
 
     def __init__(self, size: int) -> None:
         self.lock = threading.RLock()  # reentrant: callbacks of a wait take it too
         self._changed = threading.Condition(self.lock)
         self._n_waiting = 0
-        self.of = [Mailbox() for _ in range(size)]
+        self.of: list[dict[int, deque[QueuedMessage]]] = [{} for _ in range(size)]
         self.gone: dict[int, str] = {}
         self.closed = False
 
     def put(self, message: QueuedMessage) -> None:
         """Put a message into the mailbox of its receiver."""
         with self.lock:
-            self.of[message.dest].put(message)
+            self.of[message.dest].setdefault(message.envelope.source, deque()).append(message)
             self.notify()
 
     def mark_gone(self, rank: int, reason: str) -> None:
@@ -158,15 +128,23 @@ class MailboxTransport(Transport):
             gone = self._mailboxes.gone
             for rank in gone.keys() - {self.rank} - self.lost if gone else ():
                 self._mark_lost(rank, gone[rank])
-            message = self._mailbox.first(source, tag)
+            message = self._first(source, tag)
         return None if message is None else message.envelope
+
+    def _first(self, source: int | None, tag: int | None) -> QueuedMessage | None:
+        queues = self._mailbox.values() if source is None else [self._mailbox.get(source, ())]
+        messages = (message for queue in queues for message in queue)
+        return next((m for m in messages if tag is None or tag == m.envelope.tag), None)
 
     def _take(self, envelope: Envelope) -> np.ndarray:
         with self._mailboxes.lock:
-            message = self._mailbox.first(envelope.source, envelope.tag)
+            message = self._first(envelope.source, envelope.tag)
             if message is None or message.envelope != envelope:
                 raise self._unknown(envelope)
-            self._mailbox.remove(message)
+            queue = self._mailbox.pop(envelope.source)
+            queue.remove(message)
+            if queue:  # behind those of all other senders
+                self._mailbox[envelope.source] = queue
             message.deliver()
         if message.nbytes > min(self.max_nbytes, message.data.nbytes):
             raise self._too_large(envelope)
@@ -227,7 +205,7 @@ class LocalTransport(MailboxTransport):
     def _close(self, seconds: float) -> None:
         self._mailboxes.mark_gone(self.rank, "it closed its endpoint")
         with self._mailboxes.lock:
-            self._mailbox.queues.clear()
+            self._mailbox.clear()
 
 
 def joined(parts: Sequence[Part], nbytes: int) -> np.ndarray:

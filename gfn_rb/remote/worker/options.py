@@ -17,9 +17,8 @@ from gfn_rb.containers.convert import joined
 from gfn_rb.containers.objects import ObjectKeys, object_keys, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.feeding.feed_policies import POLICIES
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.feeding.subscriber import MAX_QUOTA
+from gfn_rb.remote.feeding.subscriber import MAX_QUOTA, POLICIES
 from gfn_rb.remote.protocol.ownership import batches_of
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.writers.rows import select_rows, shallow_copy

@@ -10,8 +10,8 @@ from statistics_of_draws import chi_square_p
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import Subscription
-from gfn_rb.remote.feeding.feed_policies import Diverse, Newest, Softmax, Top
 from gfn_rb.remote.feeding.object_index import ObjectIndex
+from gfn_rb.remote.feeding.subscriber import Diverse, Newest, Softmax, Top
 
 
 def index(n, log_reward=None):
