@@ -14,57 +14,16 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 
+from gfn_rb import envs
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs import (
-    BayesianDAG,
-    BitSequence,
-    Box,
-    ConditionalHyperGrid,
-    DeceptiveGrid,
-    GFNEnv,
-    HyperGrid,
-    Line,
-    QM9Strings,
-    RNABinding,
-    TFBind8,
-)
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
 from gfn_rb.losses import LOSSES
 from gfn_rb.numerics.near.distances import Distance
 from gfn_rb.policies.networks import Networks
+from gfn_rb.training import options, rules
 from gfn_rb.training.import_path import load, path_of
 from gfn_rb.training.metrics import check_metrics
-from gfn_rb.training.options import (
-    CONTAINERS,
-    REPLAY,
-    CompactName,
-    GeneralOptions,
-    KeepDiverse,
-    PriorityDraw,
-    RegressionName,
-    ReplayName,
-    Search,
-    SearchOptions,
-    SoftmaxDraw,
-    TeacherDraw,
-    TeacherReward,
-    make_writer,
-)
-from gfn_rb.training.rules import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Seed,
-    Share,
-    Widths,
-    check_name,
-    check_options,
-    check_plain,
-    check_value,
-    groups_of,
-    option_name,
-)
 
 FormName = Literal["append", "prepend_append", "non_autoregressive"]
 ModesName = Literal["top", "published"]
@@ -77,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(GeneralOptions):
+class TrainConfig(options.GeneralOptions):
     """All options of a training run. The command line shows these fields.
 
     A configuration of your own is a frozen dataclass with the options of its environment and a
@@ -100,7 +59,7 @@ class TrainConfig(GeneralOptions):
     """
 
     env: ClassVar[str]
-    env_type: ClassVar[type[GFNEnv]]
+    env_type: ClassVar[type[envs.GFNEnv]]
     every_state_terminates: ClassVar[bool] = False
     distance_p: ClassVar[float] = 0.0
 
@@ -117,14 +76,14 @@ class TrainConfig(GeneralOptions):
             ArgumentError: a field is out of range, two fields exclude each other, or a field that
                 differs from its default has no effect.
         """
-        check_options(self)
+        rules.check_options(self)
         for name, value in flat(self._values()).items():
-            check_plain(name, value)
+            rules.check_plain(name, value)
         self._check_combinations()
         self._check_learning()
         if self.feed.kind != "none":
             self._check_feed()
-        default, usual = type(self)(), flat(asdict(GeneralOptions()))
+        default, usual = type(self)(), flat(asdict(options.GeneralOptions()))
         for name, needed in self.without_effect():
             value = attrgetter(name)(self)
             if value not in (attrgetter(name)(default), usual.get(name)):
@@ -144,8 +103,8 @@ class TrainConfig(GeneralOptions):
         if getattr(getattr(self, "env_type", None), "condition_shape", None) is not None:
             yield "lr_log_z", "the environment has no conditions, where log Z is a network"
         if (
-            not isinstance(self.keep, KeepDiverse)
-            and REPLAY[self.replay_name].gives is not Trajectories
+            not isinstance(self.keep, options.KeepDiverse)
+            and options.REPLAY[self.replay_name].gives is not Trajectories
         ):
             yield "keep.unique", "replay is trajectories or terminal"
         if "correlation" not in self.metrics.names:
@@ -177,15 +136,15 @@ class TrainConfig(GeneralOptions):
         return heeded
 
     def _check_combinations(self) -> None:
-        loss, replay = LOSSES[self.loss], REPLAY[self.replay_name]
+        loss, replay = LOSSES[self.loss], options.REPLAY[self.replay_name]
         others = [name for name, each in LOSSES.items() if not each.every_state_terminates]
         _require(
             self.every_state_terminates or not loss.every_state_terminates,
             "loss", f"one of {', '.join(others)} with {self.env}, where not every state is "
             "terminating", self.loss,
         )  # fmt: skip
-        convertible = CONTAINERS[: CONTAINERS.index(loss.reads) + 1]
-        fitting = [name for name, each in REPLAY.items() if each.gives in convertible]
+        convertible = options.CONTAINERS[: options.CONTAINERS.index(loss.reads) + 1]
+        fitting = [name for name, each in options.REPLAY.items() if each.gives in convertible]
         _require(
             replay.gives in convertible,
             "replay", f"one of {', '.join(fitting)} with loss {self.loss}, which reads "
@@ -210,10 +169,10 @@ class TrainConfig(GeneralOptions):
             _require(regression != "linex", "regression", f"auto or squared {why}", regression)
             _require(draw != "teacher", "draw", f"another than teacher {why}", draw)
             _require(not teacher, "teacher", f"0 {why}", teacher)
-        if REPLAY[self.replay_name].gives is not Trajectories:
+        if options.REPLAY[self.replay_name].gives is not Trajectories:
             _require(not teacher, "teacher", f"0 with replay {self.replay_name}", teacher)
         ends = {"epsilon": (self.epsilon, self.epsilon_end)}
-        if isinstance(self.draw, SoftmaxDraw):
+        if isinstance(self.draw, options.SoftmaxDraw):
             ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)
         for name, (start, end) in ends.items():
             if self.anneal.by == "exponential" and end is not None and not start * end > 0:
@@ -227,7 +186,7 @@ class TrainConfig(GeneralOptions):
         stores, draw = self.replay_name, self.draw.kind
         _require(self.managers.n >= 1, "managers", f"at least 1 {feed}", self.managers.n)
         _require(stores == "trajectories", "replay", f"trajectories {feed}", stores)
-        fits = not isinstance(self.draw, PriorityDraw)
+        fits = not isinstance(self.draw, options.PriorityDraw)
         _require(fits, "draw", f"another than priority and teacher {feed}", draw)
         _require(end is None, "draw.temperature_end", f"None {feed}", end)
 
@@ -242,7 +201,7 @@ class TrainConfig(GeneralOptions):
     @property
     def temperature_end(self) -> float | None:
         """Final temperature of the softmax draw; None without annealing."""
-        return self.draw.temperature_end if isinstance(self.draw, SoftmaxDraw) else None
+        return self.draw.temperature_end if isinstance(self.draw, options.SoftmaxDraw) else None
 
     @property
     def anneal_steps(self) -> int:
@@ -271,16 +230,16 @@ class TrainConfig(GeneralOptions):
             return replace(self, steps=steps, anneal=anneal)
         return replace(self, steps=steps)
 
-    def make_env(self) -> GFNEnv:
+    def make_env(self) -> envs.GFNEnv:
         """Return the environment, on the configured device."""
         # Further options, of a subclass of this one, are not the environment's.
         shipped = next(cls for cls in type(self).__mro__ if "env_type" in vars(cls))
         general = {f.name for f in fields(TrainConfig)}
         own = [f for f in fields(shipped) if f.name not in general]
-        options: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             f.metadata.get("argument", f.name): getattr(self, f.name) for f in own
         }
-        return self.env_type(**options, device=self.device)
+        return self.env_type(**arguments, device=self.device)
 
     def make_priority_rule(self) -> Callable[[Tensor], Tensor]:
         """Return the function that turns residuals into priorities. A subclass may return any.
@@ -288,9 +247,11 @@ class TrainConfig(GeneralOptions):
         It receives residuals in nats, [m], above 0 where there is too much flow, and returns finite
         priorities of at least 0, [m].
         """
-        return TeacherReward(self.draw.c) if isinstance(self.draw, TeacherDraw) else torch.abs
+        if isinstance(self.draw, options.TeacherDraw):
+            return options.TeacherReward(self.draw.c)
+        return torch.abs
 
-    def make_networks(self, env: GFNEnv) -> Networks:
+    def make_networks(self, env: envs.GFNEnv) -> Networks:
         """Return your own modules to train; by default none, and all are created.
 
         Args:
@@ -308,7 +269,7 @@ class TrainConfig(GeneralOptions):
 
     def make_buffer(
         self,
-        env: GFNEnv,
+        env: envs.GFNEnv,
         generator: torch.Generator,
         regenerate: Callable[[TensorDictBase], TensorDictBase] | None = None,
         **more: Any,
@@ -321,7 +282,7 @@ class TrainConfig(GeneralOptions):
             regenerate: callable that samples trajectories to stored terminating states.
             **more: options of the preset.
         """
-        kind = REPLAY[self.replay_name]
+        kind = options.REPLAY[self.replay_name]
         if self.replay_name == "trajectories":
             more["max_length"] = env.max_length
         elif self.replay_name == "terminal":
@@ -329,10 +290,11 @@ class TrainConfig(GeneralOptions):
         # The reward of an episode stands in its last step alone: steps are ranked by a copy of it.
         are_objects = kind.gives is Trajectories
         key = LOG_REWARD if are_objects else EPISODE_LOG_REWARD
+        distance = self.make_distance()
         return kind.preset(
             self.capacity,
-            writer=make_writer(self.keep, key, are_objects, self.make_distance(), self.max_age),
-            sampler=self.draw.make(key),
+            writer=options.make_writer(self.keep, key, are_objects, distance, self.max_age),
+            sampler=options.make_sampler(self.draw, key),
             compact=None if self.compact == "none" else self.compact,
             env=env,
             device=self.device,
@@ -394,16 +356,16 @@ def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
         state = "unknown" if wrong[0] in values else "missing"
         of = f" of {kind.env}" if issubclass(kind, TrainConfig) else ""
         raise ArgumentError(
-            f"{option_name(kind, wrong[0], group)} is {state} in a configuration{of}"
+            f"{rules.option_name(kind, wrong[0], group)} is {state} in a configuration{of}"
         )
     hints = get_type_hints(kind, include_extras=True)
     made: dict[str, Any] = {}
     for name, given in values.items():
         value = tuple(given) if isinstance(given, list) else given
-        if (groups := groups_of(hints[name])) and isinstance(value, dict):
+        if (groups := rules.groups_of(hints[name])) and isinstance(value, dict):
             made[name] = _made(group_named(name, groups, value.get("kind")), value, name)
         else:
-            check_value(option_name(kind, name, group), value, hints[name])
+            rules.check_value(rules.option_name(kind, name, group), value, hints[name])
             made[name] = value
     return kind(**made)
 
@@ -413,14 +375,14 @@ def group_named(name: str, groups: Sequence[type], kind: Any) -> type:
     if len(groups) == 1:
         return groups[0]
     known = {getattr(group, "kind", ""): group for group in groups}
-    check_name(name, kind, known)
+    rules.check_name(name, kind, known)
     return known[kind]
 
 
 def find_config(env: Any) -> type[TrainConfig]:
     """Return the class of configurations of an environment, by name or by import path."""
     if not isinstance(env, str) or ":" not in env:
-        check_name("env", env, CONFIGS)
+        rules.check_name("env", env, CONFIGS)
         return CONFIGS[env]
     found = load(env)
     if not (isinstance(found, type) and issubclass(found, TrainConfig)):
@@ -447,7 +409,7 @@ class TFBind8Config(TrainConfig):
     """Design DNA 8-mers that the transcription factor SIX6 binds."""
 
     env: ClassVar[str] = "tfbind8"
-    env_type: ClassVar[type[GFNEnv]] = TFBind8
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.TFBind8
 
     form: FormName = "append"
     """Write letters at the right end, at both ends, or at any place."""
@@ -463,7 +425,7 @@ class QM9StringsConfig(TrainConfig):
     """Design molecules of five building blocks with a wide HOMO-LUMO gap."""
 
     env: ClassVar[str] = "qm9_strings"
-    env_type: ClassVar[type[GFNEnv]] = QM9Strings
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.QM9Strings
 
     form: FormName = "prepend_append"
     """Write blocks at the right end, at both ends, or at any place."""
@@ -476,7 +438,7 @@ class HyperGridConfig(TrainConfig):
     """Find the rewarded corners of a grid."""
 
     env: ClassVar[str] = "hypergrid"
-    env_type: ClassVar[type[GFNEnv]] = HyperGrid
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.HyperGrid
     every_state_terminates: ClassVar[bool] = True
     distance_p: ClassVar[float] = 1.0
 
@@ -490,7 +452,7 @@ class HyperGridConfig(TrainConfig):
     """Reward added in the outer bands."""
     r2: float = 2.0
     """Reward added in the inner bands."""
-    regression: RegressionName = "squared"
+    regression: options.RegressionName = "squared"
     """Cost of a residual: its square, which fits this target sooner, as no state has next to no
     reward; linex, or auto for the default of other environments."""
 
@@ -500,7 +462,7 @@ class ConditionalHyperGridConfig(HyperGridConfig):
     """Find the rewarded corners of a grid at any temperature that the policy is told."""
 
     env: ClassVar[str] = "conditional_hypergrid"
-    env_type: ClassVar[type[GFNEnv]] = ConditionalHyperGrid
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.ConditionalHyperGrid
 
     ndim: int = 2
     """Coordinates."""
@@ -515,7 +477,7 @@ class DeceptiveGridConfig(TrainConfig):
     """Find the goals of a grid that are surrounded by almost no reward (Kim et al. 2024)."""
 
     env: ClassVar[str] = "deceptive_grid"
-    env_type: ClassVar[type[GFNEnv]] = DeceptiveGrid
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.DeceptiveGrid
     every_state_terminates: ClassVar[bool] = True
     distance_p: ClassVar[float] = 1.0
 
@@ -525,7 +487,7 @@ class DeceptiveGridConfig(TrainConfig):
     """Grid points per coordinate."""
 
 
-_ONE_WORD = SearchOptions(31, back_ratio=0.06)
+_ONE_WORD = options.SearchOptions(31, back_ratio=0.06)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -533,7 +495,7 @@ class BitSequenceConfig(TrainConfig):
     """Write long bit strings that come close to hidden ones."""
 
     env: ClassVar[str] = "bit_sequence"
-    env_type: ClassVar[type[GFNEnv]] = BitSequence
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.BitSequence
 
     n_bits: int = 120
     """Bits in a string."""
@@ -549,7 +511,7 @@ class BitSequenceConfig(TrainConfig):
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
     steps: PositiveInt = 100
     """Training steps of (1 + search) * batch-size reward calls each."""
-    search: Search = _ONE_WORD
+    search: options.Search = _ONE_WORD
     """Local search that rewrites one word of up to 16 at a time; without it few modes are found."""
 
 
@@ -558,7 +520,7 @@ class RNABindingConfig(TrainConfig):
     """Design RNA that binds to given RNA, by ViennaRNA's thermodynamic model."""
 
     env: ClassVar[str] = "rna_binding"
-    env_type: ClassVar[type[GFNEnv]] = RNABinding
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.RNABinding
 
     targets: tuple[str, ...] = ("RNA1",)
     """RNA to bind: names among RNA1 to RNA4, or sequences of ACGU; the score is the mean."""
@@ -580,7 +542,7 @@ class BayesianDAGConfig(TrainConfig):
     """Draw structures of Bayesian networks by how well they explain data (Deleu et al. 2022)."""
 
     env: ClassVar[str] = "bayesian_dag"
-    env_type: ClassVar[type[GFNEnv]] = BayesianDAG
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.BayesianDAG
     every_state_terminates: ClassVar[bool] = True
 
     n_nodes: int | None = None
@@ -588,9 +550,9 @@ class BayesianDAGConfig(TrainConfig):
     data: str | None = None
     """A .npy or .csv file with a row per sample and a column per node. By default samples are drawn
     from a random linear-Gaussian network."""
-    n_samples: PositiveInt = 100
+    n_samples: rules.PositiveInt = 100
     """Samples to draw where no data is given."""
-    data_seed: Seed = field(default=0, metadata={"argument": "seed"})
+    data_seed: rules.Seed = field(default=0, metadata={"argument": "seed"})
     """Seed of the network and its samples."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
@@ -606,14 +568,14 @@ class ContinuousConfig(TrainConfig):
 
     distance_p: ClassVar[float] = 1.0
 
-    compact: CompactName = "none"
+    compact: options.CompactName = "none"
     """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
     are not made narrow."""
-    hidden: Widths = (128, 128)
+    hidden: rules.Widths = (128, 128)
     """Widths of the hidden layers of each policy."""
-    lr: PositiveFloat = 3e-3
+    lr: rules.PositiveFloat = 3e-3
     """Adam's learning rate for the networks."""
-    linex_alpha: PositiveFloat = 1.0
+    linex_alpha: rules.PositiveFloat = 1.0
     """Asymmetry of the Linex cost of a residual. First walks may end where the reward is next to
     nothing, by hundreds of nats, of which Linex makes less than the square; with 1, fresh
     trajectories leave no bias in log Z."""
@@ -624,17 +586,17 @@ class LineConfig(ContinuousConfig):
     """Walk to where a mixture of normal distributions is dense (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "line"
-    env_type: ClassVar[type[GFNEnv]] = Line
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.Line
 
     means: tuple[float, ...] = (-1.5, 1.5)
     """Means of the normal distributions."""
     scales: tuple[float, ...] = (0.5, 0.5)
     """Their standard deviations."""
-    n_steps: PositiveInt = 5
+    n_steps: rules.PositiveInt = 5
     """Moves of a walk."""
-    replay: ReplayName = "trajectories"
+    replay: options.ReplayName = "trajectories"
     """Items to store: trajectories, or terminating states."""
-    replay_ratio: NonNegativeFloat = 1.0
+    replay_ratio: rules.NonNegativeFloat = 1.0
     """Replayed items per fresh one."""
 
 
@@ -643,9 +605,9 @@ class BoxConfig(ContinuousConfig):
     """Step over the unit square to its rewarded corners (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "box"
-    env_type: ClassVar[type[GFNEnv]] = Box
+    env_type: ClassVar[type[envs.GFNEnv]] = envs.Box
 
-    delta: PositiveFloat = 0.25
+    delta: rules.PositiveFloat = 0.25
     """Length of a step."""
     r0: float = 0.1
     """Reward everywhere."""
@@ -653,12 +615,12 @@ class BoxConfig(ContinuousConfig):
     """Reward added in the outer bands."""
     r2: float = 2.0
     """Reward added in the inner bands."""
-    replay_ratio: NonNegativeFloat = 0.0
+    replay_ratio: rules.NonNegativeFloat = 0.0
     """Replayed items per fresh one, none by default: some walks have far too little flow, and
     replayed they drive log Z up."""
-    lr_end: Share | None = 0.05
+    lr_end: rules.Share | None = 0.05
     """Final value of both learning rates, as a share of the first."""
-    clip_grad_norm: PositiveFloat | None = 5.0
+    clip_grad_norm: rules.PositiveFloat | None = 5.0
     """Gradients longer than this, as single walks give with linex, are shortened to it."""
 
 

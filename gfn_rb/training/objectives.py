@@ -16,18 +16,8 @@ from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, Loss, linex
+from gfn_rb.policies import networks
 from gfn_rb.policies.densities import MixturePolicy, ReferencePolicy
-from gfn_rb.policies.networks import (
-    BackwardPolicy,
-    ConditionalLogZ,
-    ForwardPolicy,
-    LogZ,
-    Networks,
-    OwnNetwork,
-    StateFlow,
-    Trunk,
-    UniformBackwardPolicy,
-)
 from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
 
@@ -35,22 +25,22 @@ LOG_Z = "log_z.value"  # the parameter, in a loss that has one
 
 
 def _make_network(
-    role: str, config: TrainConfig, env: GFNEnv, trunk: Trunk | None
+    role: str, config: TrainConfig, env: GFNEnv, trunk: networks.Trunk | None
 ) -> TensorDictModuleBase | nn.Module:
     """Return a new network for what a loss asks for by name."""
     is_continuous, hidden, initial = isinstance(env, ContinuousEnv), config.hidden, config.log_z
     if role == "log_z":
         if env.condition_shape is None:
-            return LogZ(initial or 0.0)
-        return ConditionalLogZ(env, hidden, initial=initial or 0.0)
+            return networks.LogZ(initial or 0.0)
+        return networks.ConditionalLogZ(env, hidden, initial=initial or 0.0)
     if role == "state_flow":
-        return StateFlow(env, hidden, trunk, initial=initial or 0.0)
+        return networks.StateFlow(env, hidden, trunk, initial=initial or 0.0)
     is_backward = role == "backward_policy"
     if is_backward and config.backward == "uniform":
-        return ReferencePolicy(env) if is_continuous else UniformBackwardPolicy(env)
+        return ReferencePolicy(env) if is_continuous else networks.UniformBackwardPolicy(env)
     if is_continuous:
         return MixturePolicy(env, hidden, trunk, is_backward=is_backward)
-    return (BackwardPolicy if is_backward else ForwardPolicy)(env, hidden, trunk)
+    return (networks.BackwardPolicy if is_backward else networks.ForwardPolicy)(env, hidden, trunk)
 
 
 def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
@@ -70,26 +60,26 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
                     f"{sorted(own)}"
                 )
             n_conditions = 0 if env.condition_shape is None else env.condition_shape.numel()
-            trunk = Trunk(env.encoded_size + n_conditions, config.hidden)
-        networks = {
+            trunk = networks.Trunk(env.encoded_size + n_conditions, config.hidden)
+        asked = {
             name: own.get(name) or _make_network(name, config, env, trunk)
             for name in LOSSES[config.loss].networks
         }
-        loss = kind(env=env, **networks, **options).to(config.device)
+        loss = kind(env=env, **asked, **options).to(config.device)
         for network in own.values():
-            if isinstance(network, OwnNetwork):
+            if isinstance(network, networks.OwnNetwork):
                 network.to(config.device).check(env)
     return loss
 
 
 def _own_networks(config: TrainConfig, env: GFNEnv) -> dict[str, nn.Module]:
     given, initial = config.make_networks(env), config.log_z or 0.0
-    require_kind("make_networks", given, Networks)
+    require_kind("make_networks", given, networks.Networks)
     roles = {"forward_policy": "forward", "backward_policy": "backward", "state_flow": "flow"}
     return {
         name: module
         if isinstance(env, ContinuousEnv) and role != "flow"  # which gives densities itself
-        else OwnNetwork(env, module, role, initial)
+        else networks.OwnNetwork(env, module, role, initial)
         for name, role in roles.items()
         if (module := getattr(given, role)) is not None
     }
@@ -146,4 +136,4 @@ def mean_per_item(items: Container, values: Float[Tensor, "m"]) -> Float[Tensor,
 
 def backward_policy(loss: Loss) -> TensorDictModuleBase:
     """Return the loss's backward policy; the uniform one where it learns none."""
-    return getattr(loss, "backward_policy", None) or UniformBackwardPolicy(loss.env)
+    return getattr(loss, "backward_policy", None) or networks.UniformBackwardPolicy(loss.env)

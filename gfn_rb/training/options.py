@@ -38,26 +38,12 @@ from gfn_rb.samplers import (
     SoftmaxRewardSampler,
 )
 from gfn_rb.shapes import Float
-from gfn_rb.training.rules import (
-    Device,
-    FiniteFloat,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OneOf,
-    PositiveFloat,
-    PositiveInt,
-    PositiveShare,
-    ProperShare,
-    Rule,
-    Seed,
-    Share,
-    Widths,
-)
+from gfn_rb.training import rules
 from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
 # Not a Literal: a loss that somebody defines is one of them.
 LossName = Annotated[
-    str, OneOf(LOSSES), tyro.conf.arg(constructor_factory=lambda: Literal[tuple(LOSSES)])
+    str, rules.OneOf(LOSSES), tyro.conf.arg(constructor_factory=lambda: Literal[tuple(LOSSES)])
 ]
 ReplayName = Literal["auto", "trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
@@ -72,7 +58,8 @@ AnnealName = Literal["linear", "exponential"]
 MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 
 Metrics = Annotated[
-    tuple[MetricName, ...], Rule(lambda v: len({*v}) == len(v), "names that are all different")
+    tuple[MetricName, ...],
+    rules.Rule(lambda v: len({*v}) == len(v), "names that are all different"),
 ]
 
 
@@ -113,14 +100,10 @@ class SoftmaxDraw:
     """Draw items in proportion to exp(log reward / temperature)."""
 
     kind: _DrawKind[Literal["softmax"]] = "softmax"
-    temperature: PositiveFloat = 1.0
+    temperature: rules.PositiveFloat = 1.0
     """Temperature of the draw. 1 draws in proportion to the reward; higher values are flatter."""
-    temperature_end: PositiveFloat | None = None
+    temperature_end: rules.PositiveFloat | None = None
     """Final value of the temperature. Default: no annealing."""
-
-    def make(self, key: Any) -> ItemSampler:
-        """Return the sampler, given the key of the log-rewards."""
-        return SoftmaxRewardSampler(key, self.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +111,8 @@ class RankDraw:
     """Draw items by their rank in reward."""
 
     kind: _DrawKind[Literal["rank"]] = "rank"
-    k: PositiveFloat = 0.001
+    k: rules.PositiveFloat = 0.001
     """Flatness of the draw: the item of rank r among N has the weight 1 / (k N + r)."""
-
-    def make(self, key: Any) -> ItemSampler:
-        """Return the sampler, given the key of the log-rewards."""
-        return RankRewardSampler(key, self.k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +120,10 @@ class QuantileDraw:
     """Draw a fixed share of the items from those of highest reward."""
 
     kind: _DrawKind[Literal["quantile"]] = "quantile"
-    top_fraction: ProperShare = 0.1
+    top_fraction: rules.ProperShare = 0.1
     """Fraction of the items that count as the best."""
-    top_share: Share = 0.5
+    top_share: rules.Share = 0.5
     """Share of the draws that come from the best items."""
-
-    def make(self, key: Any) -> ItemSampler:
-        """Return the sampler, given the key of the log-rewards."""
-        return QuantileRewardSampler(key, self.top_fraction, self.top_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +131,8 @@ class PriorityDraw:
     """Draw items by the size of their residual when they were last replayed."""
 
     kind: _DrawKind[Literal["priority", "teacher"]] = "priority"
-    alpha: NonNegativeFloat = 0.6
+    alpha: rules.NonNegativeFloat = 0.6
     """Exponent of the priorities; 0 draws uniformly."""
-
-    def make(self, key: Any) -> ItemSampler:
-        """Return the sampler, which needs no key."""
-        return PrioritySampler(alpha=self.alpha)
 
 
 @dataclass(frozen=True)
@@ -189,7 +160,7 @@ class TeacherDraw(PriorityDraw):
     """Draw items by the adaptive teacher's reward of their residual when last replayed."""
 
     kind: _DrawKind[Literal["priority", "teacher"]] = "teacher"
-    c: NonNegativeFloat = 19.0
+    c: rules.NonNegativeFloat = 19.0
     """Additional weight of the square of a residual where the flow is too small."""
 
 
@@ -199,14 +170,21 @@ class UniformDraw:
 
     kind: _DrawKind[Literal["uniform"]] = "uniform"
 
-    def make(self, key: Any) -> ItemSampler:
-        """Return the sampler, which needs no key."""
-        return RandomSampler()
-
 
 Draw = SoftmaxDraw | RankDraw | QuantileDraw | PriorityDraw | TeacherDraw | UniformDraw
 DRAW: dict[str, Callable[..., Draw]] = {kind().kind: kind for kind in get_args(Draw)}
 """The options of how items are drawn, by kind."""
+
+
+def make_sampler(draw: Draw, key: Any) -> ItemSampler:
+    """Return the sampler of a buffer, given the key of the log-rewards."""
+    if isinstance(draw, SoftmaxDraw):
+        return SoftmaxRewardSampler(key, draw.temperature)
+    if isinstance(draw, RankDraw):
+        return RankRewardSampler(key, draw.k)
+    if isinstance(draw, QuantileDraw):
+        return QuantileRewardSampler(key, draw.top_fraction, draw.top_share)
+    return PrioritySampler(alpha=draw.alpha) if isinstance(draw, PriorityDraw) else RandomSampler()
 
 
 # Which items a buffer keeps. An object is a terminating state with its condition.
@@ -226,7 +204,7 @@ class KeepDiverse:
     """Keep items of high reward that end far apart."""
 
     kind: _KeepKind[Literal["diverse"]] = "diverse"
-    cutoff: FiniteFloat = 0.0
+    cutoff: rules.FiniteFloat = 0.0
     """Minimum distance of the ends of items, in different places or in steps on a grid. 0 removes
     duplicates and keeps the best of them."""
 
@@ -298,9 +276,9 @@ REPLAY: dict[str, ReplayKind] = {
 class SearchOptions:
     """Local search: undo the last moves of a trajectory, sample new ones, keep the better."""
 
-    loops: _Own[NonNegativeInt] = 0
+    loops: _Own[rules.NonNegativeInt] = 0
     """Loops of local search around each fresh trajectory. Each takes batch-size reward calls."""
-    back_ratio: PositiveShare = 0.5
+    back_ratio: rules.PositiveShare = 0.5
     """Share of a trajectory's moves that a search undoes."""
 
 
@@ -311,13 +289,13 @@ Search = Annotated[SearchOptions, _described(SearchOptions)]
 class TeacherOptions:
     """Adaptive teacher: a second policy, trained to sample what the first one fits badly."""
 
-    share: _Own[Share] = 0.0
+    share: _Own[rules.Share] = 0.0
     """Share of the fresh batches that the teacher samples. It needs replay of trajectories or
     terminating states."""
-    c: NonNegativeFloat = 19.0
+    c: rules.NonNegativeFloat = 19.0
     """Additional weight of the square of a residual in the teacher's reward, log(1 + residual^2),
     where the flow is too small."""
-    alpha: NonNegativeFloat = 0.0
+    alpha: rules.NonNegativeFloat = 0.0
     """Exponent of the reward that multiplies the teacher's reward."""
 
 
@@ -329,9 +307,9 @@ class MetricsOptions:
     """Metrics to add. elbo and eubo: evidence bounds and an importance estimate of log Z. accuracy:
     mean score as a share of the target's. correlation: of estimated log P(x) with log R(x).
     distances: exact, for any number of states."""
-    samples: PositiveInt = 1000
+    samples: rules.PositiveInt = 1000
     """Number of additional trajectories that elbo, eubo and accuracy sample."""
-    backward: PositiveInt = 10
+    backward: rules.PositiveInt = 10
     """Backward trajectories per test state, to estimate its log P(x)."""
 
 
@@ -339,13 +317,13 @@ class MetricsOptions:
 class ManagersOptions:
     """Ranks that keep the best items of all ranks instead of training."""
 
-    n: _Own[NonNegativeInt] = 0
+    n: _Own[rules.NonNegativeInt] = 0
     """Number of managers. Under mpiexec, srun or torchrun they are some of the started ranks.
     Otherwise they are threads of this process."""
     send: SendName = "deferred"
     """How to send to a manager. awaited waits for the reply, deferred reads it at the next step,
     and nonblocking never waits and skips items that a manager cannot take."""
-    send_every: PositiveInt = 1
+    send_every: rules.PositiveInt = 1
     """Steps between messages to a manager."""
     baseline: BaselineName = "none"
     """Log-reward below which items are not sent: the lowest one that a manager keeps (min), a low
@@ -363,7 +341,7 @@ class FeedOptions:
     """Which items of other ranks are fed: those of highest reward, diverse ones among these, drawn
     by reward, or the newest. A rank trains on a fed item as on a fresh one when it arrives, and
     replays it from then on. With averaged gradients it is only replayed."""
-    quota: PositiveInt = 64
+    quota: rules.PositiveInt = 64
     """Maximum number of items in each reply. batch-size times the number of other ranks feeds all
     items; fewer items save time."""
 
@@ -374,7 +352,7 @@ class AnnealOptions:
 
     by: _Own[AnnealName] = "linear"
     """Schedule of epsilon and the temperature: linear or exponential."""
-    steps: PositiveInt | None = None
+    steps: rules.PositiveInt | None = None
     """Steps until the final values are reached. Default: the steps of the run."""
 
 
@@ -385,30 +363,30 @@ class AnnealOptions:
 class GeneralOptions:
     """Options that belong to no group."""
 
-    steps: PositiveInt = 1000
+    steps: rules.PositiveInt = 1000
     """Training steps. Each step samples one fresh batch, which takes batch-size reward calls. Each
     loop of local search takes as many again."""
-    seed: Seed = 0
+    seed: rules.Seed = 0
     """Seed of all random numbers. The same seed gives the same numbers."""
     out: Path | None = field(default=None, compare=False)
     """Run folder to create. Default: the next free runs/ENV-seedS-NNN."""
-    checkpoint_every: PositiveInt = 200
+    checkpoint_every: rules.PositiveInt = 200
     """Steps between checkpoints."""
-    eval_every: PositiveInt = 25
+    eval_every: rules.PositiveInt = 25
     """Steps between rows of metrics.csv. Rows contain exact distances to the target if the
     environment has at most 200,000 states."""
     logger: LoggerName = "none"
     """TorchRL logger that also receives the rows of metrics.csv."""
-    device: Device = "cpu"
+    device: rules.Device = "cpu"
     """Device: cpu, cuda or cuda:N."""
-    threads: PositiveInt = 1
+    threads: rules.PositiveInt = 1
     """CPU threads. More than one is slower for networks of the default size."""
 
-    batch_size: PositiveInt = 32
+    batch_size: rules.PositiveInt = 32
     """Fresh trajectories per step."""
-    epsilon: Share = 0.0
+    epsilon: rules.Share = 0.0
     """Share of uniformly random actions when sampling fresh trajectories."""
-    epsilon_end: Share | None = None
+    epsilon_end: rules.Share | None = None
     """Final value of epsilon. Default: no annealing."""
 
     loss: LossName = "tb"
@@ -418,44 +396,44 @@ class GeneralOptions:
     """Cost of a residual: its square, or Linex, steeper where the flow is too small than where it
     is too large, which finds rare objects sooner. auto is squared with fm, whose residuals have no
     sign, else linex."""
-    linex_alpha: PositiveFloat = 0.5
+    linex_alpha: rules.PositiveFloat = 0.5
     """Asymmetry of Linex. Near 0 it approaches half the square; 1 finds rare objects sooner still,
     and fits the target later."""
-    subtb_lambda: PositiveFloat = 0.9
+    subtb_lambda: rules.PositiveFloat = 0.9
     """Weight of each further step in sub-trajectory balance: a part of k steps has this number to
     the power of k."""
-    clip_grad_norm: PositiveFloat | None = None
+    clip_grad_norm: rules.PositiveFloat | None = None
     """Maximum norm of the gradient of all parameters together. Default: no limit."""
     backward: BackwardName = "uniform"
     """Backward policy. Flow matching learns none and always has the uniform one."""
-    hidden: Widths = (256, 256)
+    hidden: rules.Widths = (256, 256)
     """Widths of the hidden layers of each policy."""
     share_trunk: bool = False
     """Use the same hidden layers for the forward policy, a learned backward policy and state flows.
     Learning takes about half of the time per step."""
-    lr: PositiveFloat = 1e-3
+    lr: rules.PositiveFloat = 1e-3
     """Adam's learning rate for the networks."""
-    lr_log_z: PositiveFloat = 0.02
+    lr_log_z: rules.PositiveFloat = 0.02
     """Adam's learning rate for log Z, if log Z is a separate parameter."""
-    lr_end: Share | None = None
+    lr_end: rules.Share | None = None
     """Final value of both learning rates, as a share of the initial values. They fall linearly.
     Default: no annealing."""
-    log_z: FiniteFloat | None = 0.0
+    log_z: rules.FiniteFloat | None = 0.0
     """Initial log Z, in nats, of tb, subtb and db. None is what fits the first fresh batch."""
 
-    replay_ratio: NonNegativeFloat = 2.0
+    replay_ratio: rules.NonNegativeFloat = 2.0
     """Replayed items per fresh one; 0 turns replay off. Items fed by a manager count as fresh."""
     replay: ReplayName = "auto"
     """Items to store: trajectories; their transitions (for db, mdb, fm) or states (for fm) one by
     one; or terminating states, to which the backward policy regenerates trajectories. auto is
     trajectories with feed or compact rebuild, else terminal."""
-    capacity: PositiveInt = 100_000
+    capacity: rules.PositiveInt = 100_000
     """Number of items that the buffer keeps."""
     compact: CompactName = "narrow"
     """How items are stored: none stores them as they are, narrow uses the smallest integers that
     the environment needs, and rebuild stores the actions of trajectories alone and computes their
     states again when they are drawn."""
-    max_age: NonNegativeInt | None = None
+    max_age: rules.NonNegativeInt | None = None
     """Maximum age of items in steps. Older items are dropped. Default: no limit."""
 
     transport: TransportName = field(default="auto", compare=False)
@@ -467,7 +445,7 @@ class GeneralOptions:
     as one process with their batches joined: choose a smaller batch-size. Otherwise each rank
     trains its own weights. When a rank is lost, all stop with status 1; gfn-rb resume continues
     from the newest step that all have saved."""
-    patience: PositiveFloat = 120.0
+    patience: rules.PositiveFloat = 120.0
     """Seconds of silence after which another rank counts as lost. Between ranks that train the
     limit is twice as long, because each may wait for a manager itself."""
 

@@ -31,17 +31,9 @@ from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.torchrl_compat import member_buffers
+from gfn_rb.training import objectives
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
-from gfn_rb.training.objectives import (
-    backward_policy,
-    convert,
-    make_loss,
-    make_optimizer,
-    make_schedule,
-    mean_per_item,
-    take_step,
-)
 from gfn_rb.training.options import REPLAY, PriorityDraw, SoftmaxDraw
 from gfn_rb.training.sources import make_source
 
@@ -112,11 +104,11 @@ class Trainer:
         self.watch = Stopwatch(PHASES, config.device)
         self.env = config.make_env()
         initial, rollout, replay = _seeds(config.seed, stream)
-        self.loss = make_loss(config, self.env, initial)
-        self.optimizer = make_optimizer(config, self.loss)
-        self.schedule = make_schedule(config, self.optimizer)
+        self.loss = objectives.make_loss(config, self.env, initial)
+        self.optimizer = objectives.make_optimizer(config, self.loss)
+        self.schedule = objectives.make_schedule(config, self.optimizer)
         self.generator = torch.Generator(config.device).manual_seed(rollout)
-        self.backward = Sampler(backward_policy(self.loss))
+        self.backward = Sampler(objectives.backward_policy(self.loss))
         self.source, self.teacher = make_source(
             config, self.env, self.loss, self.generator, initial + 1,
             epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
@@ -132,7 +124,7 @@ class Trainer:
             self.env, lambda a, b: distance(flat_rows(a), flat_rows(b))
         )
         self.evaluation = Evaluation(
-            self.env, self.loss.forward_policy, backward_policy(self.loss),
+            self.env, self.loss.forward_policy, objectives.backward_policy(self.loss),
             self.loss.estimate_log_z, config.metrics.names, n_samples=config.metrics.samples,
             n_backward=config.metrics.backward, seed=rollout,
         )  # fmt: skip
@@ -218,19 +210,19 @@ class Trainer:
             if isinstance(self.config.draw, PriorityDraw):
                 with self.watch("buffer"):
                     index = sample.get(keys.INDEX)[start : start + size]
-                    priority = mean_per_item(replayed, self.priority_rule(residual))
+                    priority = objectives.mean_per_item(replayed, self.priority_rule(residual))
                     self.replayed.update_priority(index, priority)
         return losses
 
     def _learn(self, batch: Container) -> tuple[float, Float[Tensor, "m"]]:
         """Take one optimiser step on a batch; return its loss and its residual before that."""
         with self.watch("learning"):
-            rows = convert(batch, self.loss.reads)
+            rows = objectives.convert(batch, self.loss.reads)
             self.discovery.calls += self.loss.n_reward_calls(rows)
             loss, residual = self.loss.evaluate(rows)
             cost, residual = loss.mean(), residual.detach()
             options = self.config.clip_grad_norm, self.hooks.gradients
-            take_step(self.optimizer, self.loss, cost, *options)
+            objectives.take_step(self.optimizer, self.loss, cost, *options)
             if self.teacher is not None:
                 self.teacher.learn(batch, residual)
             return float(cost.detach()), residual

@@ -31,6 +31,7 @@ from gfn_rb.errors import (
 from gfn_rb.remote.protocol.membership import LOST
 from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.session import run
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
 from gfn_rb.training.session.folder import RunFolder, write_json
 from gfn_rb.training.session.joining import RefusedError, connect, join
@@ -40,14 +41,6 @@ from gfn_rb.training.session.rank_hooks import (
     longest_silence,
     make_manager,
     worker_silence,
-)
-from gfn_rb.training.session.run import (
-    RunResult,
-    StopSignals,
-    noted,
-    restore,
-    run_training,
-    write_report,
 )
 from gfn_rb.training.trainer import Hooks, Trainer, run_secret
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
@@ -63,7 +56,7 @@ class RankEnd(NamedTuple):
     """How a rank of a run ended."""
 
     stopped_by: signal.Signals | None
-    result: RunResult | None = None
+    result: run.RunResult | None = None
     lost: frozenset[int] = frozenset()
     hanging: tuple[int, ...] = ()
 
@@ -100,7 +93,7 @@ def run_distributed(
     started: Launch,
     prepare: Callable[[], RunFolder],
     fault: GfnRbError | None = None,
-) -> RunResult | None:
+) -> run.RunResult | None:
     """Run this process's rank of a run, a new or an earlier one, from beginning to end."""
     since = time.time()
     with connect(started, config.patience) as transport:
@@ -135,7 +128,7 @@ def run_distributed(
     return None
 
 
-def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> RunResult | None:
+def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.RunResult | None:
     """Train in this thread, and manage in others, which end when their worker has gone."""
     size = 1 + config.managers.n
     first, *managing = LocalTransport.group(size, timeout=config.patience)
@@ -165,7 +158,7 @@ def run_rank(
 ) -> RankEnd:
     """Run one rank, which trains or manages, from beginning to end, and close its transport."""
     # Made before what waits for others, all of which share the one second left after a signal.
-    stop = StopSignals()
+    stop = run.StopSignals()
     shutdown = ShutdownBudget(lambda: stop.received is not None)
     silence, manager_silence = longest_silence(config, roles), worker_silence(config, roles)
     limits = silence, shutdown, manager_silence + config.patience
@@ -191,15 +184,15 @@ def _manage(
     transport: Transport,
     coordinator: RankCoordinator,
     folder: RunFolder,
-    stop: StopSignals,
+    stop: run.StopSignals,
 ) -> RankEnd:
     manager = make_manager(config, transport, coordinator.roles, folder)
 
     unwritten: list[str] = []
     with stop:  # it ends when its workers have
-        with noted(unwritten):
+        with run.noted(unwritten):
             manager.run()
-        with noted(unwritten):
+        with run.noted(unwritten):
             write_json(folder.manager, manager.metadata())
         if stop.received is None:
             coordinator.unwritten[transport.rank] = unwritten
@@ -219,7 +212,7 @@ def _train(
     coordinator: RankCoordinator,
     shutdown: ShutdownBudget,
     folder: RunFolder,
-    stop: StopSignals,
+    stop: run.StopSignals,
 ) -> RankEnd:
     """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
     roles, rank, start = coordinator.roles, transport.rank, time.perf_counter()
@@ -233,8 +226,8 @@ def _train(
     trainer = Trainer(config, stream=roles.workers.index(rank), hooks=hooks)
     reported, counters, hanging = _stamp(folder.ranks_report), dict[str, Any](), tuple[int, ...]()
     with stop:
-        restore(trainer, folder)
-        result = run_training(trainer, folder, stop, coordinator.describe)
+        run.restore(trainer, folder)
+        result = run.run_training(trainer, folder, stop, coordinator.describe)
         average.close(finished=result.stopped_by is None)
         if manager is not None:
             manager.worker.close(config.patience)
@@ -251,11 +244,11 @@ def _train(
         if reports:
             if _stamp(folder.ranks_report) != reported:  # by others, who were not heard
                 raise WorkerError(f"the run has ended without rank {rank}")
-            with noted(result.unwritten):
+            with run.noted(result.unwritten):
                 write_json(folder.ranks_report, _summary(coordinator, time.perf_counter() - start))
             n, n_lost = len(coordinator.results), len(coordinator.lost)
             several = n > 1 or n_lost > 0
-            write_report(result, (n, coordinator.modes_found(), n_lost) if several else None)
+            run.write_report(result, (n, coordinator.modes_found(), n_lost) if several else None)
             for other in coordinator.unwritten.keys() - {rank}:
                 reasons = coordinator.unwritten[other]
                 result.unwritten.extend(f"rank {other}: {each}" for each in reasons)

@@ -16,23 +16,15 @@ from gfn_rb.training.config import CONFIGS, TrainConfig
 from gfn_rb.training.import_path import check_importable, imports_outside
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import TransportName
-from gfn_rb.training.session import distributed
+from gfn_rb.training.session import distributed, run
 from gfn_rb.training.session.folder import RunFolder, RunLock
 from gfn_rb.training.session.joining import find_launch
 from gfn_rb.training.session.reading import read_json
-from gfn_rb.training.session.run import (
-    RunResult,
-    StopSignals,
-    check_logger,
-    restore,
-    run_training,
-    write_report,
-)
 from gfn_rb.training.trainer import Trainer, run_secret
 from gfn_rb.transports.launch import Launch
 
 
-def train(config: TrainConfig) -> RunResult | None:
+def train(config: TrainConfig) -> run.RunResult | None:
     """Train, and write all results into a new folder.
 
     Under a launcher, this process is one rank of the run, and all ranks call this function.
@@ -71,7 +63,7 @@ def train(config: TrainConfig) -> RunResult | None:
 
 def resume(
     path: Path, steps: int | None = None, transport: TransportName = "auto"
-) -> RunResult | None:
+) -> run.RunResult | None:
     """Continue a run from its last checkpoint, as if it had never stopped.
 
     A run of several ranks continues with the same number of ranks, from the last checkpoint of
@@ -125,7 +117,7 @@ def _run(
     started: Launch | None,
     prepare: Callable[[], RunFolder],
     earlier: RunFolder | None = None,
-) -> RunResult | None:
+) -> run.RunResult | None:
     # All that can be refused is refused before the folder is made: a trainer validates too late
     # where there are several ranks.
     fault = _fault(config, started)
@@ -137,12 +129,12 @@ def _run(
         return distributed.run_with_threads(config, prepare)
     trainer = Trainer(config)
     if earlier is not None:
-        restore(trainer, earlier)
+        run.restore(trainer, earlier)
     folder = prepare()
-    with StopSignals() as stop:
-        result = run_training(trainer, folder, stop)
+    with run.StopSignals() as stop:
+        result = run.run_training(trainer, folder, stop)
         if result.stopped_by is None:
-            write_report(result)
+            run.write_report(result)
     return result
 
 
@@ -164,7 +156,7 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
             with torch.random.fork_rng(devices=[]):
                 check_env(own.make_env(), True if own.every_state_terminates else None)
             make_loss(own, own.make_env(), own.seed)
-        check_logger(config.logger)
+        run.check_logger(config.logger)
         run_secret()
     except GfnRbError as error:
         return error

@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
+from gfn_rb import remote
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import Journal
 from gfn_rb.codec import decode_frame, encode_frame
@@ -23,19 +24,6 @@ from gfn_rb.errors import (
     WorkerError,
 )
 from gfn_rb.keys import POLICY_VERSION
-from gfn_rb.remote import (
-    Awaited,
-    BaselineFilter,
-    Deferred,
-    EMABaseline,
-    MinBaseline,
-    Mode,
-    NonBlocking,
-    PercentileBaseline,
-    ReplayBufferManager,
-    ReplayBufferWorker,
-    Subscription,
-)
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.roles import RankRoles
@@ -205,23 +193,23 @@ def _write(mean: Float[Tensor, "p"], parameters: Sequence[Tensor]) -> None:
         parameter.copy_(part.view_as(parameter))
 
 
-SEND: dict[str, Callable[[], Mode]] = {
-    "awaited": Awaited,
-    "deferred": Deferred,
-    "nonblocking": NonBlocking,
+SEND: dict[str, Callable[[], remote.Mode]] = {
+    "awaited": remote.Awaited,
+    "deferred": remote.Deferred,
+    "nonblocking": remote.NonBlocking,
 }
 BASELINE: dict[str, Callable[[], Baseline]] = {
-    "min": MinBaseline,
-    "percentile": PercentileBaseline,
-    "ema": EMABaseline,
-    "none": MinBaseline,  # which managers make, and no worker heeds
+    "min": remote.MinBaseline,
+    "percentile": remote.PercentileBaseline,
+    "ema": remote.EMABaseline,
+    "none": remote.MinBaseline,  # which managers make, and no worker heeds
 }
 
 
 class ManagerHooks:
     """Hooks of a trainer that send its items to a manager, and replay what a manager feeds."""
 
-    worker: ReplayBufferWorker
+    worker: remote.ReplayBufferWorker
 
     def __init__(
         self,
@@ -239,14 +227,14 @@ class ManagerHooks:
         config, subscription = self._config, None
         if config.feed.kind != "none":
             buffer = _buffer(config, env, self._transport.rank)
-            subscription = Subscription(buffer, config.feed.quota, config.feed.kind)
-        self.worker = ReplayBufferWorker(
+            subscription = remote.Subscription(buffer, config.feed.quota, config.feed.kind)
+        self.worker = remote.ReplayBufferWorker(
             self._transport,
             self._managers,
             rb,
             mode=SEND[config.managers.send](),
             frequency=config.managers.send_every,
-            filter=None if config.managers.baseline == "none" else BaselineFilter(),
+            filter=None if config.managers.baseline == "none" else remote.BaselineFilter(),
             subscription=subscription,
             on_error="log",
             timeout=config.patience,
@@ -287,7 +275,7 @@ def worker_silence(config: TrainConfig, roles: RankRoles) -> float:
 
 def make_manager(
     config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
-) -> ReplayBufferManager:
+) -> remote.ReplayBufferManager:
     """Return the manager that a configuration asks for, as it was when it last saved."""
     on_cpu = replace(config, device="cpu", max_age=None)  # of everyone, whose steps differ
     env, secret = on_cpu.make_env(), run_secret()
@@ -298,7 +286,7 @@ def make_manager(
     every = config.checkpoint_every * len(roles.workers) // config.managers.send_every
     if config.managers.journal:
         Journal(buffer, folder.journal, "always", secret)
-    manager = ReplayBufferManager(
+    manager = remote.ReplayBufferManager(
         transport,
         buffer,
         baseline=BASELINE[config.managers.baseline](),
