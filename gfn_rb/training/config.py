@@ -77,12 +77,22 @@ class TrainConfig(options.GeneralOptions):
                 differs from its default has no effect.
         """
         rules.check_options(self)
-        for name, value in flat(self._values()).items():
+        values = flat(self._values())
+        for name, value in values.items():
             rules.check_plain(name, value)
-        self._check_combinations()
-        self._check_learning()
-        if self.feed.kind != "none":
-            self._check_feed()
+        values["replay"] = self.replay_name
+        for name, fits, allowed in self._demands():
+            if not fits:
+                raise ArgumentError(f"{name} must be {allowed}, got {values[name]!r}")
+        ends = {"epsilon": (self.epsilon, self.epsilon_end)}
+        if isinstance(self.draw, options.SoftmaxDraw):
+            ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)
+        for name, (start, end) in ends.items():
+            if self.anneal.by == "exponential" and end is not None and not start * end > 0:
+                raise ArgumentError(
+                    f"{name} and {name}_end must be above 0 with anneal exponential, got {start} "
+                    f"and {end}"
+                )
         default, usual = type(self)(), flat(asdict(options.GeneralOptions()))
         for name, needed in self.without_effect():
             value = attrgetter(name)(self)
@@ -97,7 +107,17 @@ class TrainConfig(options.GeneralOptions):
             switch, *others = (f.name for f in fields(getattr(self, group)))
             if getattr(getattr(self, group), switch) in (0, None, (), "none"):
                 yield from ((f"{group}.{other}", f"{group} is given") for other in others)
-        for option, losses in self._heeded_by().items():
+
+        def using(*networks: str) -> list[str]:
+            return [name for name, loss in LOSSES.items() if {*networks} & {*loss.networks}]
+
+        heeded = {"backward": using("backward_policy")}
+        if not self.teacher.share:
+            heeded |= {"lr_log_z": using("log_z"), "log_z": using("log_z", "state_flow")}
+        for name, loss in LOSSES.items():
+            for option in filter(partial(hasattr, self), loss.options):
+                heeded.setdefault(option, []).append(name)
+        for option, losses in heeded.items():
             if self.loss not in losses:
                 yield option, f"loss is {' or '.join(losses)}"
         if getattr(getattr(self, "env_type", None), "condition_shape", None) is not None:
@@ -121,74 +141,39 @@ class TrainConfig(options.GeneralOptions):
             if self.lr_end is None:
                 yield "anneal.steps", "epsilon_end, draw.temperature_end or lr_end is given"
 
-    def _heeded_by(self) -> dict[str, list[str]]:
-        """Return the losses that heed an option, for those options that some do not."""
-
-        def using(*networks: str) -> list[str]:
-            return [name for name, loss in LOSSES.items() if {*networks} & {*loss.networks}]
-
-        heeded = {"backward": using("backward_policy")}
-        if not self.teacher.share:
-            heeded |= {"lr_log_z": using("log_z"), "log_z": using("log_z", "state_flow")}
-        for name, loss in LOSSES.items():
-            for option in filter(partial(hasattr, self), loss.options):
-                heeded.setdefault(option, []).append(name)
-        return heeded
-
-    def _check_combinations(self) -> None:
-        loss, replay = LOSSES[self.loss], options.REPLAY[self.replay_name]
-        others = [name for name, each in LOSSES.items() if not each.every_state_terminates]
-        _require(
-            self.every_state_terminates or not loss.every_state_terminates,
-            "loss", f"one of {', '.join(others)} with {self.env}, where not every state is "
-            "terminating", self.loss,
-        )  # fmt: skip
-        convertible = options.CONTAINERS[: options.CONTAINERS.index(loss.reads) + 1]
-        fitting = [name for name, each in options.REPLAY.items() if each.gives in convertible]
-        _require(
-            replay.gives in convertible,
-            "replay", f"one of {', '.join(fitting)} with loss {self.loss}, which reads "
-            f"{loss.reads.__name__.lower()}", self.replay_name,
-        )  # fmt: skip
-        _require(
-            replay.gives is Trajectories or self.keep.kind != "diverse",
-            "keep", f"one of top, recent with replay {self.replay_name}, whose episodes pass "
-            "through the same states", self.keep.kind,
-        )  # fmt: skip
-        _require(
-            self.compact != "rebuild" or self.replay_name == "trajectories",
-            "compact", f"one of none, narrow with replay {self.replay_name}, which stores no "
-            "actions to rebuild states from", self.compact,
-        )  # fmt: skip
-
-    def _check_learning(self) -> None:
-        loss, teacher = LOSSES[self.loss], self.teacher.share
-        why = f"with loss {self.loss}, whose residuals do not tell too little flow from too much"
+    def _demands(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield options, whether the others allow their values, and which values they allow."""
+        loss, stored = LOSSES[self.loss], self.replay_name
+        gives, share = options.REPLAY[stored].gives, self.teacher.share
+        others = ", ".join(name for name, each in LOSSES.items() if not each.every_state_terminates)
+        why = f"with {self.env}, where not every state is terminating"
+        fits = self.every_state_terminates or not loss.every_state_terminates
+        yield "loss", fits, f"one of {others} {why}"
+        readable = options.CONTAINERS[: options.CONTAINERS.index(loss.reads) + 1]
+        kinds = ", ".join(n for n, each in options.REPLAY.items() if each.gives in readable)
+        why = f"with loss {self.loss}, which reads {loss.reads.__name__.lower()}"
+        yield "replay", gives in readable, f"one of {kinds} {why}"
+        why = f"with replay {stored}, whose episodes pass through the same states"
+        fits = gives is Trajectories or self.keep.kind != "diverse"
+        yield "keep", fits, f"one of top, recent {why}"
+        why = f"with replay {stored}, which stores no actions to rebuild states from"
+        fits = stored == "trajectories" or self.compact != "rebuild"
+        yield "compact", fits, f"one of none, narrow {why}"
         if not loss.is_signed:
-            draw, regression = self.draw.kind, self.regression
-            _require(regression != "linex", "regression", f"auto or squared {why}", regression)
-            _require(draw != "teacher", "draw", f"another than teacher {why}", draw)
-            _require(not teacher, "teacher", f"0 {why}", teacher)
-        if options.REPLAY[self.replay_name].gives is not Trajectories:
-            _require(not teacher, "teacher", f"0 with replay {self.replay_name}", teacher)
-        ends = {"epsilon": (self.epsilon, self.epsilon_end)}
-        if isinstance(self.draw, options.SoftmaxDraw):
-            ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)
-        for name, (start, end) in ends.items():
-            if self.anneal.by == "exponential" and end is not None and not start * end > 0:
-                raise ArgumentError(
-                    f"{name} and {name}_end must be above 0 with anneal exponential, got {start} "
-                    f"and {end}"
-                )
-
-    def _check_feed(self) -> None:
-        feed, end = f"with feed {self.feed.kind}", self.temperature_end
-        stores, draw = self.replay_name, self.draw.kind
-        _require(self.managers.n >= 1, "managers", f"at least 1 {feed}", self.managers.n)
-        _require(stores == "trajectories", "replay", f"trajectories {feed}", stores)
-        fits = not isinstance(self.draw, options.PriorityDraw)
-        _require(fits, "draw", f"another than priority and teacher {feed}", draw)
-        _require(end is None, "draw.temperature_end", f"None {feed}", end)
+            why = (
+                f"with loss {self.loss}, whose residuals do not tell too little flow from too much"
+            )
+            yield "regression", self.regression != "linex", f"auto or squared {why}"
+            yield "draw", self.draw.kind != "teacher", f"another than teacher {why}"
+            yield "teacher", not share, f"0 {why}"
+        yield "teacher", gives is Trajectories or not share, f"0 with replay {stored}"
+        if self.feed.kind != "none":
+            why = f"with feed {self.feed.kind}"
+            yield "managers", self.managers.n >= 1, f"at least 1 {why}"
+            yield "replay", stored == "trajectories", f"trajectories {why}"
+            fits = not isinstance(self.draw, options.PriorityDraw)
+            yield "draw", fits, f"another than priority and teacher {why}"
+            yield "draw.temperature_end", self.temperature_end is None, f"None {why}"
 
     @property
     def replay_name(self) -> str:
@@ -330,11 +315,6 @@ class TrainConfig(options.GeneralOptions):
         if (version := rest.pop("format", 1)) != FORMAT:
             raise ArgumentError(f"format of a configuration must be {FORMAT}, got {version!r}")
         return _made(find_config(rest.pop("env", None)), rest)
-
-
-def _require(holds: bool, name: str, expected: str, value: Any) -> None:
-    if not holds:
-        raise ArgumentError(f"{name} must be {expected}, got {value!r}")
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:

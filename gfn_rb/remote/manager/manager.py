@@ -250,6 +250,7 @@ class ReplayBufferManager(MessageHandler):
         """
         if self._checkpoint is None:
             raise CheckpointError("the manager has no file to save to: pass checkpoint=")
+        journal: Journal | None = getattr(self.buffer, "journal", None)
         self._batches_saved = self.batches  # what fails now is not tried again at each step
         state = {
             "feeder": self._feeder.state_dict(),
@@ -258,7 +259,7 @@ class ReplayBufferManager(MessageHandler):
             "senders": {str(rank): each.to_json() for rank, each in self._senders.items()},
             "seconds": self._watch.read(),
             "batches": self.batches,
-            "journal": None if self._journal is None else self._journal.position,
+            "journal": None if journal is None else journal.position,
         }
         with self._watch("checkpoint"):
             if self.buffer is None:
@@ -285,28 +286,21 @@ class ReplayBufferManager(MessageHandler):
         if "manager" not in saved:
             raise CheckpointError(f"{fspath(path)} holds no manager, but {sorted(saved)}")
         state = saved["manager"]
-        journal = self._journal
+        journal: Journal | None = getattr(self.buffer, "journal", None)
         # The state describes the rows at the time of the save. Only a journal that continues from
         # there has rows to add.
         goes_on = journal is not None and journal.continues(state.get("journal"))
         with journal.replaying() if journal is not None and goes_on else nullcontext():
-            self._load(path, state)
-
-    def _load(self, path: str | PathLike[str], state: dict[str, Any]) -> None:
-        if self.buffer is not None:
-            load_checkpoint(path, self.buffer, secret=self._secret)
-        self._feeder.load_state_dict(state["feeder"])
-        self._baseline.load_state_dict(state["baseline"])
-        self._workers.load_state_dict(state["workers"])
-        for rank, sender in self._senders.items():
-            if str(rank) in state["senders"]:
-                sender.restore(state["senders"][str(rank)])
-        self._watch.restore(state["seconds"])
-        self.batches = self._batches_saved = state["batches"]
-
-    @property
-    def _journal(self) -> Journal | None:
-        return getattr(self.buffer, "journal", None)
+            if self.buffer is not None:
+                load_checkpoint(path, self.buffer, secret=self._secret)
+            self._feeder.load_state_dict(state["feeder"])
+            self._baseline.load_state_dict(state["baseline"])
+            self._workers.load_state_dict(state["workers"])
+            for rank, sender in self._senders.items():
+                if str(rank) in state["senders"]:
+                    sender.restore(state["senders"][str(rank)])
+            self._watch.restore(state["seconds"])
+            self.batches = self._batches_saved = state["batches"]
 
 
 def _lay_out(buffer: ReplayBuffer | None, rows: TensorDictBase) -> None:

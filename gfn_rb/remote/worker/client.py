@@ -192,15 +192,15 @@ class ManagerClient:
             is_one = len(managers) == 1
             parts = [(managers[0], None)] if is_one else shares(rows, managers, self._n_batches - 1)
             if ready is not None:
-                parts = [each for each in parts if each[0] in ready]
+                parts = [part for part in parts if part[0] in ready]
             for i, (rank, mine) in enumerate(parts):
                 part = rows if mine is None else select_rows(rows, mine)
                 where = at if mine is None else mine if at is None else at[mine]
                 meta: dict[str, Any] = {"id": next(self._numbers), "store": batch.store}
-                if self._has_several:
-                    is_fed = batch.is_new and at is None
-                    quota = self._quota_of(i, len(parts)) if is_fed else 0
-                    meta["quota"] = quota
+                if self._has_several:  # each is to feed an equal part of the quota, in turn
+                    each, more = divmod(self._quota, len(parts))
+                    is_more = (i + self._n_batches) % len(parts) < more
+                    meta["quota"] = each + is_more if batch.is_new and at is None else 0
                 deadline = Deadline(self._timeout, self._shutdown)
                 try:
                     if rank not in self.managers:  # it was lost a moment ago
@@ -219,11 +219,6 @@ class ManagerClient:
                 self.statistics.bytes_sent += handle.nbytes
         self.statistics.seconds_sending += time.perf_counter() - start
         return sent
-
-    def _quota_of(self, i: int, n: int) -> int:
-        """Return how many rows the i-th of n managers is to feed: an equal part, in turn."""
-        each, more = divmod(self._quota, n)
-        return each + ((i + self._n_batches) % n < more)
 
     def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
         """Send a question; a late answer to an earlier one is dropped."""

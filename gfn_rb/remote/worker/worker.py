@@ -244,10 +244,8 @@ class ReplayBufferWorker(ManagerClient):
         Raises:
             RemoteError: a manager could not store or score a batch.
         """
-        return self._drain(Deadline(timeout, self._shutdown))
-
-    def _drain(self, limit: Deadline) -> list[Reply]:
         if self._connected:
+            limit = Deadline(timeout, self._shutdown)
             if self._pending:  # sent only when their replies can be awaited
                 self._settle(limit)
                 self._send_pending()
@@ -268,7 +266,7 @@ class ReplayBufferWorker(ManagerClient):
             return
         limit = Deadline(timeout, self._shutdown)
         try:
-            self._drain(limit)
+            self.drain(limit.remaining)
         finally:
             self._leave(limit)
             self._connected = False

@@ -112,7 +112,20 @@ def join(
             raise fault
         deadline = Deadline(patience)
         for rank in others:
-            _check_same(channel, rank, plan, deadline)
+            message = channel.receive(rank, JOINING_TAG, deadline.remaining)
+            if message is None:
+                raise TransportError(f"rank {rank} did not join {deadline}")
+            if message.error is not None:  # of another version of the frames' format, perhaps
+                raise ArgumentError(f"rank {rank} cannot be understood: {message.error}")
+            theirs = message.meta["plan"]
+            for name in dict.fromkeys([*plan, *theirs]):
+                if plan.get(name) != theirs.get(name):
+                    raise ArgumentError(
+                        f"{name} must be the same on all ranks, got {plan.get(name)!r} on rank 0 "
+                        f"and {theirs.get(name)!r} on rank {rank}"
+                    )
+            if message.meta["fault"] is not None:
+                raise ArgumentError(f"rank {rank}: {message.meta['fault']}")
         path = prepare().resolve()
     except BaseException as error:
         code = 2 if isinstance(error, ArgumentError) else 1
@@ -120,25 +133,6 @@ def join(
         raise
     _send(channel, others, _ANSWER, {"path": str(path)})
     return path
-
-
-def _check_same(
-    channel: FrameChannel, rank: int, plan: Mapping[str, Any], deadline: Deadline
-) -> None:
-    message = channel.receive(rank, JOINING_TAG, deadline.remaining)
-    if message is None:
-        raise TransportError(f"rank {rank} did not join {deadline}")
-    if message.error is not None:  # of another version of the frames' format, perhaps
-        raise ArgumentError(f"rank {rank} cannot be understood: {message.error}")
-    theirs = message.meta["plan"]
-    for name in dict.fromkeys([*plan, *theirs]):
-        if plan.get(name) != theirs.get(name):
-            raise ArgumentError(
-                f"{name} must be the same on all ranks, got {plan.get(name)!r} on rank 0 and "
-                f"{theirs.get(name)!r} on rank {rank}"
-            )
-    if message.meta["fault"] is not None:
-        raise ArgumentError(f"rank {rank}: {message.meta['fault']}")
 
 
 def _send(channel: FrameChannel, ranks: Iterable[int], kind: int, meta: dict[str, Any]) -> None:
