@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import Trajectories
@@ -36,51 +35,42 @@ class Source:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class PolicySource(Source):
     """Samples in this process, from the environment's source state."""
 
-    def __init__(
-        self,
-        env: GFNEnv,
-        policy: TensorDictModuleBase,
-        generator: torch.Generator,
-        epsilon: Callable[[], float],
-    ) -> None:
-        self._env, self._sampler = env, Sampler(policy)
-        self._generator, self._epsilon = generator, epsilon
+    env: GFNEnv
+    sampler: Sampler
+    generator: torch.Generator
+    epsilon: Callable[[], float]
 
     def sample(self, n: int) -> Trajectories:
         """Return ``n`` trajectories."""
-        return self._sampler.sample_trajectories(
-            self._env, n=n, generator=self._generator, epsilon=self._epsilon()
+        return self.sampler.sample_trajectories(
+            self.env, n=n, generator=self.generator, epsilon=self.epsilon()
         )
 
 
+@dataclass(frozen=True)
 class LocalSearchSource(Source):
     """Follows trajectories of another source by all proposals of a local search around them.
 
     Each loop searches around the best of the loops before (Kim et al. 2023, arXiv:2310.02710).
     """
 
-    def __init__(
-        self,
-        source: Source,
-        search: LocalSearchSampler,
-        env: GFNEnv,
-        options: SearchOptions,
-        generator: torch.Generator,
-    ) -> None:
-        self._source, self._search, self._env = source, search, env
-        self._options, self._generator = options, generator
+    source: Source
+    search: LocalSearchSampler
+    env: GFNEnv
+    options: SearchOptions
+    generator: torch.Generator
 
     def sample(self, n: int) -> Trajectories:
         """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
-        current = self._source.sample(n)
+        current = self.source.sample(n)
         batches = [current]
-        for _ in range(self._options.loops):
-            back_ratio, generator = self._options.back_ratio, self._generator
-            proposed, accepted = self._search.local_search(
-                self._env, current, back_ratio=back_ratio, generator=generator
+        for _ in range(self.options.loops):
+            proposed, accepted = self.search.local_search(
+                self.env, current, back_ratio=self.options.back_ratio, generator=self.generator
             )
             row = torch.arange(n, device=accepted.device)
             batches.append(proposed)
@@ -111,7 +101,7 @@ class TeacherSource(Source):
         self.optimizer = make_optimizer(self._config, self.loss)
         self.reward = TeacherReward(config.teacher.c)
         self.student = student
-        self.teacher = PolicySource(env, self.loss.forward_policy, generator, epsilon)
+        self.teacher = PolicySource(env, Sampler(self.loss.forward_policy), generator, epsilon)
         self._is_new, self._n_batches = config.log_z is None, 0
 
     def sample(self, n: int) -> Trajectories:
@@ -160,7 +150,7 @@ def make_source(
 
     ``seed`` is that of a teacher's weights.
     """
-    source: Source = PolicySource(env, loss.forward_policy, generator, epsilon)
+    source: Source = PolicySource(env, Sampler(loss.forward_policy), generator, epsilon)
     taught = None
     if config.teacher.share:
         source = taught = TeacherSource(source, config, env, generator, seed, epsilon)

@@ -32,7 +32,7 @@ def test_the_policy_is_sampled_as_told():
     trainer = Trainer(grid(epsilon=0.25))
     options = {"epsilon": 0.25, "generator": torch.Generator().manual_seed(3)}
     trainer.generator.manual_seed(3)
-    expected = trainer.source._sampler.sample_trajectories(trainer.env, n=9, **options)
+    expected = trainer.source.sampler.sample_trajectories(trainer.env, n=9, **options)
     equal(trainer.source.sample(9).to_tensordict().to_dict(), expected.to_tensordict().to_dict())
     assert type(trainer.source) is PolicySource
 
@@ -60,7 +60,7 @@ def test_each_loop_goes_on_from_what_was_accepted(batches):
 def test_searching_pays_for_every_proposal(config):
     trainer = Trainer(replace(config, search=SearchOptions(3, 0.4)))
     found = trainer.source.sample(5)
-    search = trainer.source._search
+    search = trainer.source.search
     assert type(search) is LocalSearchSampler
     assert len(found) == 20
     assert search.n_reward_calls == 15

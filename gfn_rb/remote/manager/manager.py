@@ -32,7 +32,7 @@ from gfn_rb.remote.manager.handler import MessageHandler
 from gfn_rb.remote.protocol.channel import FrameChannel, check_rows
 from gfn_rb.remote.protocol.membership import Membership
 from gfn_rb.remote.protocol.messages import Kind, ScoreFunction, one_line
-from gfn_rb.remote.protocol.roles import check_roles
+from gfn_rb.remote.protocol.ownership import check_roles
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 from gfn_rb.writers.rows import shallow_copy

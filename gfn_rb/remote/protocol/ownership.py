@@ -1,9 +1,9 @@
-"""Ownership of objects by managers: rendezvous hashing (Thaler & Ravishankar 1998).
+"""Roles of ranks, and ownership of objects by managers: rendezvous hashing.
 
-A hash of manager and object is the weight of the pair. Each object is owned by the manager with the
-highest weight among those present, so all ranks find the same owner without a message. When a
-manager leaves, its objects go to the others in equal parts and no other object moves; when it comes
-back, it owns the same objects as before.
+A hash of manager and object is the weight of the pair (Thaler & Ravishankar 1998). Each object is
+owned by the manager with the highest weight among those present, so all ranks find the same owner
+without a message. When a manager leaves, its objects go to the others in equal parts and no other
+object moves; when it comes back, it owns the same objects as before.
 
 Each manager keeps the K best of all rows it was sent. The K best different objects of all managers
 are therefore exactly the K best of all rows sent, whatever the owners were at the time. A manager
@@ -13,7 +13,9 @@ each manager, of which about K/m are among the best of all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,8 +24,10 @@ from torchrl.data import ReplayBuffer
 from xxhash import xxh3_64_intdigest
 
 from gfn_rb.containers.objects import state_columns
+from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Int64, Rows
+from gfn_rb.transports.base import Transport
 
 _BATCH = 4096  # rows that are read, or sent again, at a time
 
@@ -61,3 +65,76 @@ def _mixed(number: np.ndarray) -> np.ndarray:
     for factor, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
         number = (number ^ (number >> np.uint64(shift))) * np.uint64(factor)
     return number ^ (number >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class RankRoles:
+    """The roles of all ranks. Every rank that trains sends to every rank that manages."""
+
+    size: int
+    managers: tuple[int, ...]
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks that train, ascending."""
+        return tuple(rank for rank in range(self.size) if rank not in self.managers)
+
+
+def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> RankRoles:
+    """Return which ranks train and which manage.
+
+    Rank 0 trains. Managers are spread over machines in proportion to their ranks, by d'Hondt's
+    rule: each goes to the machine with the most ranks per manager, as the last rank there that
+    trains.
+    """
+    if len(hosts) != size:
+        raise ArgumentError(f"hosts must name the machine of {size} ranks, got {len(hosts)} names")
+    if n_managers < 0 or n_managers >= max(size, 1):
+        ranks = "1 rank was" if size == 1 else f"{size} ranks were"
+        raise ArgumentError(
+            f"managers must be at least 0 and fewer than the ranks, got {n_managers} where {ranks} "
+            f"started: at least one has to train"
+        )
+    ranks_of, managers = Counter(hosts), list[int]()
+    for _ in range(n_managers):
+        managed = Counter(hosts[rank] for rank in managers)
+        training = [rank for rank in range(1, size) if rank not in managers]
+        # max returns the first of equals: the machine that comes first.
+        places = (hosts[rank] for rank in training)
+        host = max(places, key=lambda h: ranks_of[h] / (managed[h] + 1))
+        managers.append(max(rank for rank in training if hosts[rank] == host))
+    return RankRoles(size, tuple(sorted(managers)))
+
+
+def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[int]:
+    """Return ranks, or raise unless they are distinct ranks of the transport, at least one."""
+    if transport.size < 2:
+        raise ArgumentError(
+            "transport must have at least 2 ranks, a manager and a worker, got 1: start more "
+            "processes, such as by mpiexec -n 2"
+        )
+    if isinstance(ranks, (int, str)):
+        raise ArgumentError(f"{name} must be a list of ranks, got {ranks!r}")
+    chosen = list(ranks)
+    within = all(type(rank) is int and 0 <= rank < transport.size for rank in chosen)
+    if not chosen or not within or len(set(chosen)) < len(chosen):
+        raise ArgumentError(
+            f"{name} must be different ranks in 0 to {transport.size - 1}, at least one, got "
+            f"{chosen}"
+        )
+    return chosen
+
+
+def check_roles(
+    transport: Transport, managers: Sequence[int] | None, workers: Sequence[int] | None
+) -> list[int]:
+    """Return the ranks of workers, after a check of all roles."""
+    chosen = check_ranks("managers", [transport.rank] if managers is None else managers, transport)
+    others = sorted(set(range(transport.size)) - set(chosen))
+    served = check_ranks("workers", others if workers is None else workers, transport)
+    if transport.rank not in chosen or set(served) & set(chosen):
+        raise ArgumentError(
+            f"managers must hold this rank, {transport.rank}, and no worker, got {chosen} and "
+            f"workers {served}"
+        )
+    return served

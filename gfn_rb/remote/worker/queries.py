@@ -14,7 +14,7 @@ from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
-from gfn_rb.remote.protocol.roles import check_ranks
+from gfn_rb.remote.protocol.ownership import check_ranks
 from gfn_rb.remote.worker.client import answer_of, checked_answer
 from gfn_rb.remote.worker.options import first_new, join_batches
 from gfn_rb.transports.base import Transport

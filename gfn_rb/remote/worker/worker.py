@@ -19,8 +19,7 @@ from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.protocol.ownership import batches_of, owners
-from gfn_rb.remote.protocol.roles import check_ranks
+from gfn_rb.remote.protocol.ownership import batches_of, check_ranks, owners
 from gfn_rb.remote.worker.accounts import Reply
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.remote.worker.options import (

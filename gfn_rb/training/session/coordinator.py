@@ -16,7 +16,7 @@ from torch import Tensor
 from gfn_rb.errors import PeerLostError, WorkerError
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.roles import RankRoles
+from gfn_rb.remote.protocol.ownership import RankRoles
 from gfn_rb.shapes import Int64
 from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports import Transport

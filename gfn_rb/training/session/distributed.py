@@ -29,7 +29,7 @@ from gfn_rb.errors import (
     WorkerError,
 )
 from gfn_rb.remote.protocol.membership import LOST
-from gfn_rb.remote.protocol.roles import RankRoles, assign_roles
+from gfn_rb.remote.protocol.ownership import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import run
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult

@@ -26,7 +26,7 @@ from gfn_rb.errors import (
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.roles import RankRoles
+from gfn_rb.remote.protocol.ownership import RankRoles
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.torchrl_compat import generator_of

@@ -10,7 +10,7 @@ import torch
 from training.training_runs import GRID, trained
 
 from gfn_rb.errors import ArgumentError, PeerLostError, TransportError, WorkerError
-from gfn_rb.remote.protocol.roles import assign_roles
+from gfn_rb.remote.protocol.ownership import assign_roles
 from gfn_rb.training.session.coordinator import (
     COORDINATION_TAG,
     RankCoordinator,

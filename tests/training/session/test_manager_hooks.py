@@ -12,7 +12,7 @@ from training.training_runs import DNA, WARM_GRID, changed, grid
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import KeyMismatchError, SecretError, TransportTimeoutError
-from gfn_rb.remote.protocol.roles import assign_roles
+from gfn_rb.remote.protocol.ownership import assign_roles
 from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOptions
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.rank_hooks import (
