@@ -12,7 +12,13 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.containers.objects import object_keys
-from gfn_rb.errors import ArgumentError, PeerLostError, TransportClosedError, WireVersionError
+from gfn_rb.errors import (
+    ArgumentError,
+    PeerLostError,
+    TransportClosedError,
+    TransportError,
+    WireVersionError,
+)
 from gfn_rb.remote.feeding.subscriber import Feeder
 from gfn_rb.remote.manager.baseline import Baseline
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
@@ -39,7 +45,6 @@ PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 
 MAX_UNREAD = 256  # replies that a rank may leave unread before it counts as lost
 MAX_UNREAD_NBYTES = 1 << 28  # of these; answers to questions are bounded by number instead
-_MAX_REASON = 2000  # characters: a refusal must fit where the refused frame did not
 
 
 class BatchResult(NamedTuple):
@@ -173,11 +178,9 @@ class MessageHandler:
         if terms is not None:
             self._feeder.subscribe(frame.source, terms)
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
-        answer = {
-            "baseline": self._baseline.value(self.buffer),
-            "rows": self._channel.row_form,
-        }
-        self._reply(frame, Kind.HELLO, {"protocol": PROTOCOL, **answer})
+        answer: dict[str, Any] = {"protocol": PROTOCOL, "rows": self._channel.row_form}
+        answer["baseline"] = self._baseline.value(self.buffer)
+        self._reply(frame, Kind.HELLO, answer)
 
     def _items(self, frame: ReceivedFrame) -> None:
         rows, source, meta = frame.rows, frame.source, frame.meta
@@ -291,26 +294,22 @@ class MessageHandler:
             raise
         except Exception as error:  # too large, or no plain tensors
             if kind != Kind.ERROR:  # which is as small as can be
-                self._refuse(frame, f"the answer cannot be sent: {error}")
+                self._refuse(frame, TransportError(f"the answer cannot be sent: {error}"))
             else:
                 self._log(frame, error, "cannot refuse")
         return sent
 
-    def _refuse(self, frame: ReceivedFrame, why: str | Exception) -> None:
+    def _refuse(self, frame: ReceivedFrame, why: Exception) -> None:
         """Refuse a message: log the reason, and reply with it and the message's id."""
         self._log(frame, why)
-        error = {"type": "refused", "message": str(why)[:_MAX_REASON]}
         number = frame.meta.get("id")
-        meta = {
-            "to": number if is_number(number) else None,
-            "error": describe_error(why) if isinstance(why, Exception) else error,
-        }
-        self._reply(frame, Kind.ERROR, meta)
+        to = number if is_number(number) else None
+        self._reply(frame, Kind.ERROR, {"to": to, "error": describe_error(why)})
 
     def _log(
-        self, frame: ReceivedFrame, why: str | Exception, outcome: str = "refused", what: str = ""
+        self, frame: ReceivedFrame, why: Exception, outcome: str = "refused", what: str = ""
     ) -> None:
-        reason = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
+        reason = f"{type(why).__name__}: {why}"
         # Of a frame that cannot be read, nothing but the tag tells its subject.
         where = "" if frame.error is None else f" on tag {frame.tag}"
         line = f"{outcome} what rank {frame.source} sent{where}: {one_line(what + reason)}"
