@@ -47,14 +47,10 @@ LossName = Annotated[
 ]
 ReplayName = Literal["auto", "trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
-BackwardName = Literal["learned", "uniform"]
-LoggerName = Literal["none", "csv", "tensorboard", "wandb"]
 FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
 TransportName = Literal["auto", "mpi", "gloo", "local"]
-RegressionName = Literal["auto", "squared", "linex"]
-AnnealName = Literal["linear", "exponential"]
 MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 
 Metrics = Annotated[
@@ -350,7 +346,7 @@ class FeedOptions:
 class AnnealOptions:
     """How epsilon, the temperature and the learning rates reach their final values."""
 
-    by: _Own[AnnealName] = "linear"
+    by: _Own[Literal["linear", "exponential"]] = "linear"
     """Schedule of epsilon and the temperature: linear or exponential."""
     steps: rules.PositiveInt | None = None
     """Steps until the final values are reached. Default: the steps of the run."""
@@ -375,7 +371,7 @@ class GeneralOptions:
     eval_every: rules.PositiveInt = 25
     """Steps between rows of metrics.csv. Rows contain exact distances to the target if the
     environment has at most 200,000 states."""
-    logger: LoggerName = "none"
+    logger: Literal["none", "csv", "tensorboard", "wandb"] = "none"
     """TorchRL logger that also receives the rows of metrics.csv."""
     device: rules.Device = "cpu"
     """Device: cpu, cuda or cuda:N."""
@@ -392,7 +388,7 @@ class GeneralOptions:
     loss: LossName = "tb"
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
     state is terminating), or flow matching."""
-    regression: RegressionName = "auto"
+    regression: Literal["auto", "squared", "linex"] = "auto"
     """Cost of a residual: its square, or Linex, steeper where the flow is too small than where it
     is too large, which finds rare objects sooner. auto is squared with fm, whose residuals have no
     sign, else linex."""
@@ -404,7 +400,7 @@ class GeneralOptions:
     the power of k."""
     clip_grad_norm: rules.PositiveFloat | None = None
     """Maximum norm of the gradient of all parameters together. Default: no limit."""
-    backward: BackwardName = "uniform"
+    backward: Literal["learned", "uniform"] = "uniform"
     """Backward policy. Flow matching learns none and always has the uniform one."""
     hidden: rules.Widths = (256, 256)
     """Widths of the hidden layers of each policy."""

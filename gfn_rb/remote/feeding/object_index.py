@@ -62,10 +62,6 @@ class ObjectIndex:
         self.n_arrived = 0
         self.storage.attach(self)
 
-    def __len__(self) -> int:
-        """Return how many different objects are held, as of the last refresh."""
-        return len(self._number_of)
-
     # Following the storage.
 
     def mark_update(self, index: int | Tensor) -> None:

@@ -38,7 +38,23 @@ def result_lines(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
     seconds = {name: row[f"time_{name}"] for name in PHASES}
     seconds["other"] = total - sum(seconds.values())
     times = {f"  {name}": f"{s:.1f} s ({s / total:.0%})" for name, s in seconds.items()}
-    yield from _described(title, {**_quality(trainer, row), "wall time": f"{total:.1f} s", **times})
+    log_z, true = row["log_z"], trainer.fit.log_z
+    n_found, n_modes = row["modes_found"], trainer.env.n_modes
+    of_true = "" if true is None else f", true {true:.3f} ({log_z - true:+.3f})"
+    of_all = f" of {n_modes:,} ({n_found / n_modes:.0%})" if n_modes else ""
+    known = {name: value for name, value in row.items() if value is not None}
+    method = trainer.fit.method
+    distances = {t: f"{row[n]:.4f} ({method})" for n, t in _DISTANCES.items() if n in row}
+    values = {
+        **distances,
+        "log Z": f"{log_z:.3f}{of_true}",
+        "modes found": f"{n_found:,}{of_all}",
+        "mean score of the best 100": f"{row['top_100_score']:.4f}",
+        **{title: number(known[name]) for name, title in _OTHERS.items() if name in known},
+        "distinct reward calls": f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}",
+        "wall time": f"{total:.1f} s",
+    }
+    yield from _described(title, {**values, **times})
 
 
 def ranks_lines(folder: RunFolder) -> Lines:
@@ -114,27 +130,6 @@ def _described(title: str, values: Mapping[str, Any]) -> Lines:
         text = f"{value:,}" if type(value) is int else printable(value)
         yield f"  {printable(name).ljust(width)}  {text}"
     yield ""
-
-
-def _quality(trainer: Trainer, row: Mapping[str, Any]) -> dict[str, str]:
-    log_z, true = row["log_z"], trainer.fit.log_z
-    n_found, n_modes = row["modes_found"], trainer.env.n_modes
-    of_true = "" if true is None else f", true {true:.3f} ({log_z - true:+.3f})"
-    of_all = f" of {n_modes:,} ({n_found / n_modes:.0%})" if n_modes else ""
-    distances = {
-        title: f"{row[name]:.4f} ({trainer.fit.method})"
-        for name, title in _DISTANCES.items()
-        if name in row
-    }
-    others = {t: number(row[name]) for name, t in _OTHERS.items() if row.get(name) is not None}
-    return {
-        **distances,
-        "log Z": f"{log_z:.3f}{of_true}",
-        "modes found": f"{n_found:,}{of_all}",
-        "mean score of the best 100": f"{row['top_100_score']:.4f}",
-        **others,
-        "distinct reward calls": f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}",
-    }
 
 
 def _checkpoint_lines(path: Path) -> Lines:

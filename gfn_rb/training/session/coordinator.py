@@ -206,12 +206,12 @@ class RankCoordinator:
                 log.warning("rank %d: reports, as those before it are lost", self._rank)
             return
         meta: dict[str, Any] = {"unwritten": self.unwritten.get(self._rank, [])}
-        if result is None:
-            self._send(reporting, _RunKind.RESULT, meta)
-        else:
-            modes = TensorDict({"mode": result.modes.cpu()}, [len(result.modes)])
+        rows = None
+        if result is not None:
             meta |= {"row": result.row, "counters": result.counters}
-            self._send(reporting, _RunKind.RESULT, meta, modes if len(modes) else None)
+            if n := len(result.modes):
+                rows = TensorDict({"mode": result.modes.cpu()}, [n])
+        self._send(reporting, _RunKind.RESULT, meta, rows)
 
     def _check_counted(self) -> None:
         if self._given_up is not None:
@@ -256,7 +256,5 @@ class RankCoordinator:
                 self.unwritten[rank] = unwritten
             if rank in self.peers:
                 rows, meta = message.rows, message.meta
-                modes = torch.zeros(0, dtype=torch.int64)
-                if rows is not None:
-                    modes = rows.get("mode").clone()
+                modes = rows.get("mode").clone() if rows is not None else torch.zeros(0).long()
                 self.results[rank] = RankResult(meta["row"], meta["counters"], modes)
