@@ -489,7 +489,7 @@ class BitSequenceConfig(TrainConfig):
     """Exponent of the reward; twice the bits by default, 2 nats per bit astray."""
     delta: int | None = None
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
-    steps: PositiveInt = 100
+    steps: rules.PositiveInt = 100
     """Training steps of (1 + search) * batch-size reward calls each."""
     search: options.Search = _ONE_WORD
     """Local search that rewrites one word of up to 16 at a time; without it few modes are found."""

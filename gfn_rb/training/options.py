@@ -51,6 +51,7 @@ FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
 TransportName = Literal["auto", "mpi", "gloo", "local"]
+RegressionName = Literal["auto", "squared", "linex"]
 MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 
 Metrics = Annotated[
@@ -388,7 +389,7 @@ class GeneralOptions:
     loss: LossName = "tb"
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
     state is terminating), or flow matching."""
-    regression: Literal["auto", "squared", "linex"] = "auto"
+    regression: RegressionName = "auto"
     """Cost of a residual: its square, or Linex, steeper where the flow is too small than where it
     is too large, which finds rare objects sooner. auto is squared with fm, whose residuals have no
     sign, else linex."""
