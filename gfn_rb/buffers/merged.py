@@ -57,7 +57,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     Args:
         *members: the buffers, at least one; none of them an ensemble. TorchRL's
-            ``ReplayBufferEnsemble`` cannot draw from a merged buffer either.
+            ``ReplayBufferEnsemble`` can have merged buffers as members if their batches are flat
+            and it has no other members.
         p: ``"mass"`` draws from the softmax over the rows of all members. Each member then needs a
             :class:`~gfn_rb.SoftmaxRewardSampler` of the same key, temperature and replacement.
             ``"size"`` weighs members by their numbers of rows, a list gives one weight per member,

@@ -132,6 +132,9 @@ def test_members_are_had_by_index():
     assert repr(merged(LOG_REWARDS, p="size")).startswith("MergedReplayBuffer(")
     assert "p=size" in repr(merged(LOG_REWARDS, p="size"))
     assert rb[2, 1:3]["log_reward"].tolist() == [1.5, 1.5]
+    outer = ReplayBufferEnsemble(rb, merged([[3.0], [4.0]]), sample_from_all=True, batch_size=4)
+    first, second = outer.sample()["log_reward"].tolist()
+    assert max(first) < 3.0 <= min(second)
     rb[1].extend(rows([7.0]))
     assert 1 in rb.sample(9)["buffer_id"]
     with pytest.raises(IndexError):
