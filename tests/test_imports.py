@@ -115,6 +115,7 @@ def undescribed(module: ModuleType) -> list[str]:
             lines = re.findall(r"^ *([\w*, ]+):", "\n".join(texts), re.MULTILINE)
             names = inspect.signature(call).parameters.keys() - {"self"}
             names -= {each.strip("*") for line in lines for each in line.split(", ")}
+            names -= {"_ray_trace_ctx"}  # Ray adds it to classes that it has made actors of
             found += [f"{name}.{each}" for each in sorted(names)]
             found += [name] * bool(re.search(r"(keywords|options|arguments) of :", texts[0]))
     return found

@@ -141,6 +141,10 @@ class Transport(ABC):
         """The ranks known to be lost."""
         return frozenset(self._lost)
 
+    def loss_of(self, rank: int) -> PeerLostError | None:
+        """Return the error of a lost rank, None if it is not lost."""
+        return self._lost.get(rank)
+
     def host(self, rank: int) -> str | None:
         """Return the name of the machine that a rank runs on, None if unknown."""
         return None

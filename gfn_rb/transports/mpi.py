@@ -287,7 +287,7 @@ class MPISend(SendHandle):
         # A send to a process that closed its endpoint stays pending for ever.
         if self.pending and self._empty_polls % _SELDOM == 0:
             self._transport.check_peers()
-        if self.pending and (lost := self._transport._lost.get(self.dest)):
+        if self.pending and (lost := self._transport.loss_of(self.dest)):
             raise self._given_up(lost)
         return not self.pending
 

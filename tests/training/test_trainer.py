@@ -261,7 +261,7 @@ def test_gradients_are_shortened():
 def test_what_is_annealed_reaches_its_part():
     draw = SoftmaxDraw(temperature=4.0, temperature_end=2.0)
     trainer = Trainer(grid(epsilon=1.0, epsilon_end=0.0, draw=draw, anneal=AnnealOptions(steps=4)))
-    seen, sampler = [], trainer.source._sampler
+    seen, sampler = [], trainer.source.sampler
     sample = sampler.sample_trajectories
     sampler.sample_trajectories = lambda *a, **k: seen.append(k["epsilon"]) or sample(*a, **k)
     for _ in range(6):

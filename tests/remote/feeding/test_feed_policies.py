@@ -98,7 +98,7 @@ def test_diverse_transitions_are_the_best_ones():
 
 
 @pytest.mark.parametrize("policy", ["best", "", 3, ["top"]])
-def test_an_unknown_policy_is_named(policy):
+def test_an_unknown_policy_is_named(policy, unchecked):
     message = "policy must be 'top', 'diverse', 'softmax' or 'newest', got"
     with pytest.raises(ArgumentError, match=message):
         Subscription(fifo_buffer(9), 1, policy)
