@@ -48,7 +48,7 @@ from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import CONDITION, NEXT_DONE, STATE
 from gfn_rb.remote.protocol.messages import OUTCOMES
-from gfn_rb.training import DRAW, KEEP, FeedOptions, ManagersOptions
+from gfn_rb.training import DRAW, KEEP, FeedOptions, ManagersOptions, SearchOptions
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
@@ -67,6 +67,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 STEPS = 60
 SIZES: dict[str, Any] = {
     "steps": STEPS, "batch_size": 8, "hidden": (16,), "eval_every": 7, "checkpoint_every": 5,
+    "search": 0,
 }  # fmt: skip
 LOSS = {"transitions": "db", "states": "fm"}
 MISSED = 5  # tries in a row that come too late
@@ -137,6 +138,7 @@ class Case(NamedTuple):
     def is_allowed(self) -> bool:
         """Return whether its options go together."""
         groups: dict[str, Any] = {"keep": KEEP[self.keep](), "draw": DRAW[self.draw]()}
+        groups["search"] = SearchOptions()
         if self.ranks == ALONE and self.transport != "mpi":
             return False
         if self.is_managed:
