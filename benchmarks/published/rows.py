@@ -279,16 +279,15 @@ _RNA = Row(
     ),
     published="curves only; log Z 12.3815 and the mean reward .5472 are exact",
     settings=(
-        "three replayed items for each fresh one, drawn in proportion to the reward; "
+        "terminating states and a uniform backward policy; three replayed items for each fresh "
+        "one, drawn in proportion to the reward; "
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
     config=_config(
         RNABindingConfig,
         form="prepend_append",
-        backward="learned",
         epsilon=0.01,
         batch_size=32,
-        replay="trajectories",
         replay_ratio=3.0,
         hidden=(256, 256),
         lr_end=0.0,
