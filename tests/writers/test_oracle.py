@@ -343,6 +343,7 @@ class Sequence:
 
     def empty(self, stored):
         self.rb.empty()
+        assert self.rb.write_count == 0
         self.snapshot = None
         self.oracle.empty()
 
