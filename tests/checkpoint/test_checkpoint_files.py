@@ -63,8 +63,7 @@ def test_storages_larger_than_memory_pass_through(tmp_path):
 
 
 def test_the_file_is_synced_then_renamed_then_the_folder_is_synced(path, monkeypatch):
-    events = []
-    fsync, replace = os.fsync, os.replace
+    events, fsync, replace = [], os.fsync, os.replace
 
     def record_fsync(descriptor):
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
@@ -78,8 +77,9 @@ def test_the_file_is_synced_then_renamed_then_the_folder_is_synced(path, monkeyp
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "replace", record_replace)
     save_state(path, {"x": torch.zeros(5)})
-    size = path.stat().st_size
-    assert events == [f"file of {size} bytes", "rename to run.ckpt", "folder"]
+    atomic.link(path, path.with_name("copy"))
+    saved = [f"file of {path.stat().st_size} bytes", "rename to run.ckpt", "folder"]
+    assert events == [*saved, "rename to copy", "folder"]
 
 
 def test_an_interrupted_save_leaves_the_old_file_and_no_other(path, monkeypatch):
