@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
@@ -21,12 +21,10 @@ from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.tracked import TrackedReplayBuffer
 from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, mask_key
-from gfn_rb.numerics.flat import resized
+from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_union import Groups
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
-from gfn_rb.storages import EncodedStorage
 
 _TAGS = frozenset((INDEX, BUFFER_ID, DRAW_LOG_PROB))
 
@@ -224,20 +222,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
         members, listed = [*batches], [*batches.values()]
         if self._join is not None:
             return self._join(listed)[groups.order.argsort()]
-        if all(type(batch) is TensorDict for batch in listed):
-            self._pad(listed)
         return _joined(listed, members, groups)
-
-    def _pad(self, batches: list[Any]) -> None:
-        """Pad entries that differ in length, and their masks, to the longest row of all batches."""
-        held = [rb.storage.ragged for rb in self._rbs if isinstance(rb.storage, EncodedStorage)]
-        masks = {mask_key(key) for ragged in held for key in ragged.values()}
-        for name in masks.union(*held):
-            values = [compat.entry_of(batch, name) for batch in batches]
-            if all(isinstance(value, Tensor) and not value.is_nested for value in values):
-                width = max(value.shape[1] for value in values)
-                for batch, value in zip(batches, values, strict=True):
-                    batch.set(name, resized(value, width))
 
     def _rows_of(self, member: int, index: Tensor) -> Any:
         rb = self._rbs[member]

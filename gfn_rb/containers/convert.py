@@ -22,6 +22,7 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.containers.fields import Columns, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.numerics import flat
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import assert_on_device, new_tensordict
 
@@ -157,7 +158,8 @@ def joined(
 ) -> TensorDictBase:
     """Return one batch of the rows of several, :func:`aligned`, each at its place in ``order``.
 
-    It is a lazy stack of rows if a batch is one or holds nested tensors.
+    Masks that differ in width, and entries as wide as they are, are padded with zeros. The result
+    is a lazy stack of rows if a batch is one or holds nested tensors.
     """
     if any(_is_ragged(batch) for batch in batches):
         listed = [batch.unbind(0) for batch in batches]
@@ -169,10 +171,13 @@ def joined(
         return batches[0]
     batches = aligned(batches)
     entries = [dict(batch.items(True, True, is_leaf=is_leaf_nontensor)) for batch in batches]
+    are_tensors = all(isinstance(value, Tensor) for value in entries[0].values())  # not words
+    if are_tensors:
+        _pad(entries)
     require_alike(entries, members)
-    if not all(isinstance(value, Tensor) for value in entries[0].values()):  # but words
+    if not are_tensors:
         return torch.cat([*batches])[order.argsort()]
-    flat: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
     nested: dict[NestedKey, Tensor] = {}
     order = order.to(next(iter(entries[0].values())).device, non_blocking=True)
     places = order.split([len(batch) for batch in batches])
@@ -181,8 +186,31 @@ def joined(
         column = first.new_empty((len(order), *first.shape[1:]))
         for each, place in zip(entries, places, strict=True):
             column.index_copy_(0, place, each[key])
-        (flat if isinstance(key, str) else nested)[key] = column
-    return new_tensordict(flat, order.shape, batches[0].device).update(nested)
+        (plain if isinstance(key, str) else nested)[key] = column
+    return new_tensordict(plain, order.shape, batches[0].device).update(nested)
+
+
+def _pad(entries: Sequence[dict[NestedKey, Any]]) -> None:
+    """Pad each mask to its highest width in any batch, and what has its width in each batch."""
+    for mask in [*filter(_is_mask, entries[0])]:
+        widths = _widths(entries, mask)
+        if widths is None or len({*widths}) == 1:
+            continue
+        for name in entries[0]:
+            if _widths(entries, name) == widths:
+                for each in entries:
+                    each[name] = flat.resized(each[name], max(widths))
+
+
+def _widths(entries: Sequence[dict[NestedKey, Any]], name: NestedKey) -> list[int] | None:
+    """Return the length of an entry's rows in each batch; None if one has no such tensor."""
+    values = (each.get(name) for each in entries)
+    widths = [value.shape[1] for value in values if isinstance(value, Tensor) and value.ndim > 1]
+    return widths if len(widths) == len(entries) else None
+
+
+def _is_mask(name: NestedKey) -> bool:
+    return str(name if isinstance(name, str) else name[-1]).endswith(f"_{keys.MASK}")
 
 
 def _is_ragged(batch: TensorDictBase) -> bool:

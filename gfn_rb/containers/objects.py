@@ -9,12 +9,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from gfn_rb.containers.contents import content_columns
 from gfn_rb.containers.convert import require_lengths
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, STATE
+from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, STATE, mask_key
 from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
-from gfn_rb.torchrl_compat import entry_of
+from gfn_rb.torchrl_compat import entry_of, new_tensordict
 
 _IN_NUMPY = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -24,8 +25,8 @@ _IN_NUMPY = {
 ObjectKeys: TypeAlias = list[bytes | None]
 """Names of objects, equal for two rows exactly if they stand for the same object.
 
-The bytes of :func:`object_columns`; None for a row that stands for no whole object, and is like
-nothing else.
+The bytes of :func:`object_columns`, or of states padded behind a mask their hash. None for a row
+that stands for no whole object, and is like nothing else.
 """
 
 
@@ -35,7 +36,7 @@ def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> O
     if states is None:
         return [None] * n
     state, whole = states
-    columns = _columns(rows, state, at).cpu().contiguous()
+    columns = _columns_to_end(rows, state, at).cpu().contiguous()
     width = 8 * columns.shape[1]
     content: np.ndarray = columns.numpy()
     keys: ObjectKeys = content.view(f"V{width}").reshape(-1).tolist() if width else [b""] * n
@@ -72,11 +73,26 @@ def object_states(rows: Rows) -> Shaped[Tensor, "n *S"]:
 def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
     """Return what :func:`object_columns` does, of visited states too; None for transitions."""
     states = terminating_states(rows)
-    return None if states is None else _columns(rows, states[0])
+    return None if states is None else _columns_to_end(rows, states[0])
 
 
 def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
-    columns, condition = equal_bits(state.detach()), entry_of(rows, CONDITION)
+    return _with_condition(rows, equal_bits(state.detach()), at)
+
+
+def _columns_to_end(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
+    """Return columns of rows that may be padded, with a mask: the padding does not count."""
+    mask = entry_of(rows, mask_key(STATE))
+    mask = None if mask is None else _at(mask, at)
+    if mask is None or mask.shape != state.shape[:2]:
+        return _columns(rows, state, at)
+    padded = new_tensordict({STATE: state.detach(), mask_key(STATE): mask}, state.shape[:1])
+    columns = content_columns(padded, STATE, STATE)
+    return _with_condition(rows, columns.to(state.device), at)
+
+
+def _with_condition(rows: Rows, columns: Tensor, at: Tensor | None = None) -> Tensor:
+    condition = entry_of(rows, CONDITION)
     if condition is None:
         return columns
     return torch.cat([columns, equal_bits(_at(condition.detach(), at))], 1)

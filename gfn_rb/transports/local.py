@@ -133,8 +133,11 @@ class MailboxTransport(Transport):
 
     def _first(self, source: int | None, tag: int | None) -> QueuedMessage | None:
         queues = self._mailbox.values() if source is None else [self._mailbox.get(source, ())]
-        messages = (message for queue in queues for message in queue)
-        return next((m for m in messages if tag is None or tag == m.envelope.tag), None)
+        for queue in queues:
+            for message in queue:
+                if tag is None or tag == message.envelope.tag:
+                    return message
+        return None
 
     def _take(self, envelope: Envelope) -> np.ndarray:
         with self._mailboxes.lock:

@@ -124,7 +124,7 @@ class ObjectColumns(Features):
             return torch.cat([self._columns(data, key) for key in keys], 1)
         columns = object_columns(data)
         if self._is_list:
-            from gfn_rb.writers.contents import hashes_of  # few buffers need it
+            from gfn_rb.containers.contents import hashes_of  # few buffers need it
 
             columns = hashes_of(row.tobytes() for row in columns.cpu().numpy())
         return columns
@@ -140,7 +140,7 @@ class ObjectColumns(Features):
             value = _entry(data, key)
             if isinstance(value, Tensor):
                 return equal_bits(self._checked(key, _flat(value)))
-        from gfn_rb.writers.contents import content_columns  # few buffers need it
+        from gfn_rb.containers.contents import content_columns  # few buffers need it
 
         return content_columns(data, key, self._ragged.get(key, key), self._name)
 

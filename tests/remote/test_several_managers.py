@@ -11,9 +11,10 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+import torch
 from remote.remote_runs import LIMIT, group, objects, threads, values_of
 
-from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb import RaggedStorage, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
     ManagerQueries,
     NonBlocking,
@@ -35,9 +36,11 @@ class Cluster:
         n_managers: ranks 0 to n - 1.
         seed: of the schedule.
         holds: whether workers keep what they find.
+        ragged: whether states differ in length.
     """
 
-    def __init__(self, n_managers, seed, holds=True):
+    def __init__(self, n_managers, seed, holds=True, ragged=False):
+        self.ragged = ragged
         self.dice = random.Random(seed)
         self.n, n_workers = n_managers, self.dice.randint(2, 6)
         self.capacity = self.dice.choice((1, 7, 30, 200))
@@ -62,19 +65,33 @@ class Cluster:
 
         self.managers[rank] = ReplayBufferManager(
             self.transports[rank],
-            reward_prioritized_buffer(self.capacity),
+            reward_prioritized_buffer(self.capacity, **self.storage(self.capacity)),
             score,
             workers=[*range(self.n, len(self.transports) - 1)],
             managers=[*range(self.n)],
         )
 
+    def storage(self, size):
+        return {"storage": RaggedStorage(size, {"state": 9})} if self.ragged else {}
+
+    def rows(self, values):
+        """Objects, as long as a state that repeats its value up to five times."""
+        rows = objects(values)
+        if self.ragged:
+            value = rows["state"][:, :1]
+            mask = torch.arange(value.shape[0] % 3 + 5) <= value % 5  # of some width
+            rows.update({"state": value * mask, "state_mask": mask})
+        return rows
+
     def _worker(self, rank, holds):
         return ReplayBufferWorker(
             self.transports[rank],
             [*range(self.n)],
-            fifo_buffer(5000) if holds else None,
+            fifo_buffer(5000, **self.storage(5000)) if holds else None,
             mode=NonBlocking(10_000),
-            subscription=Subscription(fifo_buffer(5000), 3, self.dice.choice(POLICIES)),
+            subscription=Subscription(
+                fifo_buffer(5000, **self.storage(5000)), 3, self.dice.choice(POLICIES)
+            ),
             timeout=1e6,  # nobody is lost by the clock
         )
 
@@ -82,7 +99,7 @@ class Cluster:
         rank = self.dice.choice([*self.workers])
         n = self.dice.choice((1, 3, 20))
         values = [self.dice.randrange(VALUES) for _ in range(n)]
-        self.workers[rank].extend(objects(values))
+        self.workers[rank].extend(self.rows(values))
         self.offered[rank].update(values)
 
     def step(self):
@@ -170,7 +187,7 @@ class Cluster:
                 while worker.statistics.fed > before and not union <= known:
                     before = worker.statistics.fed
                     for _ in range(self.n):  # managers take turns where the quota is small
-                        worker.extend(objects(range(-60, 0)))  # to all managers; worse than all
+                        worker.extend(self.rows(range(-60, 0)))  # to all managers; worse than all
                         worker.drain(LIMIT)
                     known = set(values_of(worker.subscription.buffer)) | self.offered[rank]
                 assert union <= known
@@ -182,8 +199,9 @@ FATAL = (Cluster.kill, *(Cluster.notice,) * 3, Cluster.come_back)
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 @pytest.mark.parametrize("n_managers", [1, 2, 3, 5])
-def test_together_managers_keep_the_best_of_all(n_managers, seed):
-    cluster = Cluster(n_managers, seed)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_together_managers_keep_the_best_of_all(n_managers, seed, ragged):
+    cluster = Cluster(n_managers, seed, ragged=ragged)
     for _ in range(150):
         cluster.dice.choice(ACTS)(cluster)
     cluster.settle()
@@ -206,8 +224,9 @@ def test_together_managers_keep_the_best_of_all(n_managers, seed):
 @pytest.mark.parametrize("holds", [True, False])
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 @pytest.mark.parametrize("n_managers", [2, 3, 5])
-def test_what_dead_managers_held_is_sent_again(n_managers, seed, holds):
-    cluster = Cluster(n_managers, 1000 + seed, holds)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_what_dead_managers_held_is_sent_again(n_managers, seed, holds, ragged):
+    cluster = Cluster(n_managers, 1000 + seed, holds, ragged)
     for _ in range(250):
         cluster.dice.choice(ACTS + FATAL)(cluster)
     cluster.settle()

@@ -24,7 +24,7 @@ from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, length_of
 from gfn_rb.writers.rows import select_rows
 
-_CHUNK = 65_536  # compact rows made whole at a time: all of a storage may be larger than memory
+_CHUNK = 8192  # compact or ragged rows made whole at a time: all may be larger than memory
 
 
 class ObjectIndex:
@@ -38,12 +38,13 @@ class ObjectIndex:
 
     def __init__(self, rb: ReplayBuffer, n_ranks: int = 0) -> None:
         is_plain = isinstance(rb.storage, TensorStorage) and rb.storage.ndim == 1
-        if not is_plain or isinstance(rb.storage, EncodedStorage):
+        if not is_plain:
             raise ArgumentError(
-                "buffer cannot be followed: its storage must be a TensorStorage with ndim=1 and "
-                f"rows of one shape, got {type(rb.storage).__name__} with ndim={rb.storage.ndim}"
+                "buffer cannot be followed: its storage must be a TensorStorage with ndim=1, got "
+                f"{type(rb.storage).__name__} with ndim={rb.storage.ndim}"
             )
         self.storage: Storage = rb.storage
+        self.encoded = rb.storage if isinstance(rb.storage, EncodedStorage) else None
         n = rb.storage.max_size
         self.number = np.full(n, -1)  # of the object in each row, -1 for an empty one
         self.arrival = np.zeros(n, np.int64)  # by number; it grows with each arrival
@@ -87,7 +88,10 @@ class ObjectIndex:
 
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
         """Return copies of rows on the CPU as they came, whole where they are stored compact."""
-        stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
+        if self.encoded is not None:
+            stored = self.encoded.padded_rows(rows).exclude(INDEX)
+        else:
+            stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
         if torch.device(self.storage.device).type != "cpu":
             stored = stored.cpu()
         if self._compact is None:
@@ -102,7 +106,7 @@ class ObjectIndex:
         return values if values.is_floating_point() else values.to(torch.float64)
 
     def _read_keys(self, rows: Int64[Tensor, "m"]) -> ObjectKeys:
-        if self._compact is None:
+        if self._compact is None and self.encoded is None:
             return object_keys(all_slots(self.storage), rows)
         parts = rows.split(_CHUNK) if len(rows) else ()
         return [key for part in parts for key in object_keys(self.read(part))]

@@ -235,6 +235,8 @@ class MessageHandler:
         index = self._feeder.index
         if self.buffer is None or index is None:
             return {"scored": n}
+        if index.encoded is not None:
+            rows = index.encoded.padded(rows)
         keys = object_keys(rows)  # refuses rows that the index could not follow once stored
         new = np.arange(n)
         if self._drops:

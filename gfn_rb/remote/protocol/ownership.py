@@ -27,6 +27,7 @@ from gfn_rb.containers.objects import state_columns
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Int64, Rows
+from gfn_rb.storages import EncodedStorage
 from gfn_rb.transports.base import Transport
 
 _BATCH = 4096  # rows that are read, or sent again, at a time
@@ -56,6 +57,9 @@ def shares(
 
 def batches_of(rb: ReplayBuffer) -> Iterator[TensorDictBase]:
     """Yield all rows of a buffer whole, in batches of bounded size."""
+    if isinstance(rb.storage, EncodedStorage):
+        yield from (rows.exclude(INDEX) for rows in rb.storage.blocks())
+        return
     for start in range(0, len(rb), _BATCH):
         yield rb[start : start + _BATCH].exclude(INDEX)
 

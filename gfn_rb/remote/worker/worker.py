@@ -31,6 +31,7 @@ from gfn_rb.remote.worker.options import (
     join_batches,
     require_fit,
 )
+from gfn_rb.storages import EncodedStorage
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, ShutdownBudget, never
 from gfn_rb.writers.rows import scalar_key, shallow_copy
@@ -130,6 +131,8 @@ class ReplayBufferWorker(ManagerClient):
         self._dropped = stale_entries(keep)
         self._raises = on_error == "raise"
         self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
+        storage = None if buffer is None else buffer.storage
+        self._encoded = storage if isinstance(storage, EncodedStorage) else None
         self._connected = False
         self._adds = 0
         self._pending: list[TensorDictBase] = []
@@ -162,7 +165,9 @@ class ReplayBufferWorker(ManagerClient):
         """Add items to the local buffer, and send the rows that are due.
 
         Args:
-            items: container, or TensorDict of batch size [n] with a ``log_reward``.
+            items: container, or TensorDict of batch size [n] with a ``log_reward``. Rows that
+                differ in length: padded, with a mask, or in any form that a ``RaggedStorage`` of
+                the local buffer accepts.
 
         Returns:
             The newest reply that arrived, or None. Depending on the mode it answers these items or
@@ -175,6 +180,8 @@ class ReplayBufferWorker(ManagerClient):
         if not isinstance(items, TensorDictBase):
             require_kind("items", items, TensorDictBase, lambda v: hasattr(v, "to_tensordict"))
             items = items.to_tensordict()
+        if self._encoded is not None:
+            items = self._encoded.padded(items)
         rows = items
         n, keys = scalar_key(rows, LOG_REWARD).shape[0], {key for key, _ in rows.items()}
         # Cheaper than to exclude nothing.

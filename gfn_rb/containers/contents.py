@@ -100,9 +100,11 @@ def _shape(shape: torch.Size) -> bytes:
 
 
 def _lengths(data: Rows, *keys: NestedKey) -> Tensor | None:
-    """Return how many elements count in padded rows, None for all."""
-    for name in [named(key) for key in keys for named in (length_key, mask_key)]:
-        value = entry_of(data, name)
-        if isinstance(value, Tensor):
-            return value.cpu().reshape(len(value), -1).sum(1)
+    """Return where the content of padded rows ends, None if they are not padded."""
+    for key in keys:
+        if isinstance(length := entry_of(data, length_key(key)), Tensor):
+            return length.cpu().reshape(-1)
+        if isinstance(mask := entry_of(data, mask_key(key)), Tensor):
+            position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+            return (mask * position).amax(1).cpu() if len(position) else mask.sum(1).cpu()
     return None
