@@ -141,6 +141,8 @@ class Case(NamedTuple):
         groups["search"] = SearchOptions()
         if self.ranks == ALONE and self.transport != "mpi":
             return False
+        if self.task == "box" and self.replay == "states":  # flow matching needs numbered actions
+            return False
         if self.is_managed:
             feed = FeedOptions(self.options()["feed"])
             groups |= {"managers": ManagersOptions(1), "feed": feed}

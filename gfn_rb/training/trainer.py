@@ -65,12 +65,14 @@ class Hooks:
             meanwhile, to train on like fresh ones, or None.
         gradients: receives the loss module when its gradients are computed and not yet used.
         stepped: receives the trainer after each step.
+        saving: runs before a checkpoint is written.
     """
 
     replayed: Callable[[ReplayBuffer, GFNEnv], ReplayBuffer] = lambda rb, env: rb
     store: Callable[[ReplayBuffer, TensorDictBase], TensorDictBase | None] = _store
     gradients: Callable[[Loss], None] = lambda loss: None
     stepped: Callable[["Trainer"], None] = lambda trainer: None
+    saving: Callable[[], None] = lambda: None
 
 
 class Trainer:
@@ -296,6 +298,7 @@ class Trainer:
         Raises:
             CheckpointError: the file cannot be written.
         """
+        self.hooks.saving()
         save_checkpoint(
             path,
             self.replayed,

@@ -222,7 +222,9 @@ def _train(
     hooks, manager = Hooks(gradients=average, stepped=coordinator.report_progress), None
     if roles.managers:
         manager = ManagerHooks(config, transport, roles, shutdown.stopped)
-        hooks = replace(hooks, replayed=manager.replayed, store=manager.store)
+        hooks = replace(
+            hooks, replayed=manager.replayed, store=manager.store, saving=manager.saving
+        )
     trainer = Trainer(config, stream=roles.workers.index(rank), hooks=hooks)
     reported, counters, hanging = _stamp(folder.ranks_report), dict[str, Any](), tuple[int, ...]()
     with stop:

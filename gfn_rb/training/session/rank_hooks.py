@@ -220,7 +220,6 @@ class ManagerHooks:
     ) -> None:
         self._config, self._transport, self._stopped = config, transport, stopped
         self._managers = roles.managers
-        self._has_stored = False
 
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
@@ -249,15 +248,15 @@ class ManagerHooks:
 
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run and send them; return what was fed."""
-        # A run that goes on sends its buffer again: the manager may have saved earlier than it.
-        goes_on, self._has_stored = not self._has_stored and len(rb) > 0, True
         self.worker.extend(items)
-        if goes_on:
-            self.worker.send_again()
         fed = self.worker.take_fed()
         if fed is None or self._config.average_gradients:
             return None  # averaged gradients are of everybody's items, in step
         return fed.to(self._config.device)
+
+    def saving(self) -> None:
+        """Wait for the replies of managers: killed from here on, they have what is saved here."""
+        self.worker.drain(self._config.patience)
 
 
 def longest_silence(config: TrainConfig, roles: RankRoles) -> float:
@@ -284,8 +283,7 @@ def make_manager(
     sampler = Sampler(make_loss(on_cpu, env, config.seed).forward_policy)
     one = sampler.sample_trajectories(env, 1, generator=torch.Generator().manual_seed(0))
     every = config.checkpoint_every * len(roles.workers) // config.managers.send_every
-    if config.managers.journal:
-        Journal(buffer, folder.journal, "always", secret)
+    Journal(buffer, folder.journal, "always" if config.managers.journal else "never", secret)
     manager = remote.ReplayBufferManager(
         transport,
         buffer,

@@ -1,6 +1,7 @@
 """A training rank and its manager, in threads."""
 
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 import torch
@@ -191,24 +192,30 @@ def test_every_way_of_sending_accounts_for_all(send, tmp_path):
     assert_same_account(sent, runs.received[0])
 
 
-def test_what_a_manager_answered_for_after_it_saved_is_sent_again(tmp_path):
-    runs = Runs(CONFIG, tmp_path)
-    (trainer,) = runs.trainers
-    checkpoint = tmp_path / "trainer.gfnrb"
-    trainer.save(checkpoint)
-    (tmp_path / "again").mkdir()  # where the manager has saved nothing at all
+@pytest.mark.parametrize("replay", ["trajectories", "transitions"])
+def test_a_killed_manager_has_all_that_its_workers_have_saved(replay, tmp_path):
+    loss = "db" if replay == "transitions" else "tb"
+    config = changed(CONFIG, replay=replay, loss=loss, feed=FeedOptions())
     mine, theirs = LocalTransport.group(2, timeout=10.0)
-    manager = make_manager(CONFIG, theirs, roles_of(2), RunFolder(tmp_path / "again", 1))
-    hooks = ManagerHooks(CONFIG, mine, roles_of(2))
-    again = trainer_with(hooks)
-    again.load(checkpoint)
-    held = objects(again.rb)
+    (tmp_path / "run").mkdir()
+    manager = make_manager(config, theirs, roles_of(2), RunFolder(tmp_path / "run", 1))
+    hooks, found = ManagerHooks(config, mine, roles_of(2)), set()
+
+    def store(rb, items):
+        found.update(ends(items))
+        return hooks.store(rb, items)
+
+    trainer = Trainer(config, hooks=Hooks(hooks.replayed, store, saving=hooks.saving))
     with threads(manager.run):
-        again.step()
+        for _ in range(3):
+            trainer.step()
+        trainer.save(tmp_path / "trainer.gfnrb")
+        copytree(tmp_path / "run", tmp_path / "killed")  # as a kill would leave the files
         hooks.worker.close()
-    assert held
-    assert held <= objects(manager.buffer)
-    assert hooks.worker.statistics.resent >= len(held)
+    killed = make_manager(
+        config, LocalTransport.group(2)[1], roles_of(2), RunFolder(tmp_path / "killed", 1)
+    )
+    assert objects(killed.buffer) == found
 
 
 def test_a_manager_goes_on_with_its_secret_alone(tmp_path, monkeypatch):
@@ -259,9 +266,9 @@ def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
     assert longest_silence(CONFIG, managed) > CONFIG.patience
     alone, waits = (
         make_manager(
-            each, LocalTransport.group(4)[3], managed, RunFolder(tmp_path, 3)
+            each, LocalTransport.group(4)[3], managed, RunFolder(tmp_path, rank)
         )._workers._silence
-        for each in (CONFIG, together)
+        for rank, each in enumerate((CONFIG, together))
     )
     assert alone == CONFIG.patience
     # Each but one of three workers may be waited for in vain, and all the others are silent then.
