@@ -334,19 +334,16 @@ class ExperienceMemory:
         """Restore what :meth:`save` saved, or set the counters of ObjectRL's file.
 
         Args:
-            path: path of the files without their suffixes. ``PATH.metadata`` may also be a
-                checkpoint, as earlier versions wrote.
+            path: path of the files without their suffixes.
 
         Raises:
             CheckpointError: a file is missing, damaged or not of a replay buffer. The buffer is
                 unchanged.
         """
         file, contents = f"{fspath(path)}.metadata", f"{fspath(path)}.gfnrb"
-        if not zipfile.is_zipfile(file):  # also missing, where the first save was killed
-            self._load(file if Path(file).exists() else contents)
-            return
-        metadata = torch.load(file, weights_only=True)
-        if _CONTENTS in metadata:
+        # Where the first save was killed, there are contents and no metadata.
+        metadata = torch.load(file, weights_only=True) if zipfile.is_zipfile(file) else {}
+        if _CONTENTS in metadata or not metadata:
             self._load(contents)
         else:
             self._set.update({name: metadata[name] for name in self._counters()})

@@ -231,11 +231,11 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 def number(name: str, value: Any, rule: str, fits: Callable[[float], bool]) -> float:
     """Return a parameter as a float."""
     try:
-        converted = float(value)
+        converted = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{name} must be {rule}, got {value!r}") from None
     if not fits(converted):
-        raise ArgumentError(f"{name} must be {rule}, got {converted}")
+        raise ArgumentError(f"{name} must be {rule}, got {value!r}")
     return converted
 
 

@@ -220,9 +220,9 @@ def test_contents_are_restored_into_a_fresh_memory_that_goes_on_alike(tmp_path):
 def test_what_cannot_be_loaded_changes_nothing(tmp_path):
     buffer = memory(3)
     buffer.save(tmp_path / "good")
-    content = (tmp_path / "good.metadata").read_bytes()
-    (tmp_path / "cut.metadata").write_bytes(content[:-9])
-    save_state(tmp_path / "other.metadata", {"step": 1})
+    content = (tmp_path / "good.gfnrb").read_bytes()
+    (tmp_path / "cut.gfnrb").write_bytes(content[:-9])
+    save_state(tmp_path / "other.gfnrb", {"step": 1})
     buffer.create_epoch_iterator(1)
     for name, error in [
         ("cut", CheckpointCorruptError),
