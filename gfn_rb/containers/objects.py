@@ -36,7 +36,7 @@ def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> O
     if states is None:
         return [None] * n
     state, whole = states
-    columns = _columns_to_end(rows, state, at).cpu().contiguous()
+    columns = _columns(rows, state, at).cpu().contiguous()
     width = 8 * columns.shape[1]
     content: np.ndarray = columns.numpy()
     keys: ObjectKeys = content.view(f"V{width}").reshape(-1).tolist() if width else [b""] * n
@@ -50,7 +50,7 @@ def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
 
     What :func:`object_keys` returns as bytes, on the device of the rows.
     """
-    return _columns(rows, object_states(rows))
+    return _with_condition(rows, equal_bits(object_states(rows).detach()))
 
 
 def object_states(rows: Rows) -> Shaped[Tensor, "n *S"]:
@@ -73,19 +73,15 @@ def object_states(rows: Rows) -> Shaped[Tensor, "n *S"]:
 def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
     """Return what :func:`object_columns` does, of visited states too; None for transitions."""
     states = terminating_states(rows)
-    return None if states is None else _columns_to_end(rows, states[0])
+    return None if states is None else _columns(rows, states[0])
 
 
 def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
-    return _with_condition(rows, equal_bits(state.detach()), at)
-
-
-def _columns_to_end(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
     """Return columns of rows that may be padded, with a mask: the padding does not count."""
     mask = entry_of(rows, mask_key(STATE))
     mask = None if mask is None else _at(mask, at)
     if mask is None or mask.shape != state.shape[:2]:
-        return _columns(rows, state, at)
+        return _with_condition(rows, equal_bits(state.detach()), at)
     padded = new_tensordict({STATE: state.detach(), mask_key(STATE): mask}, state.shape[:1])
     columns = content_columns(padded, STATE, STATE)
     return _with_condition(rows, columns.to(state.device), at)
