@@ -319,7 +319,7 @@ class ManagersOptions:
     Otherwise they are threads of this process."""
     send: SendName = "deferred"
     """How to send to a manager. awaited waits for the reply, deferred reads it at the next step,
-    and nonblocking never waits and skips items that a manager cannot take."""
+    and nonblocking skips items that a manager cannot take. All wait before a checkpoint."""
     send_every: rules.PositiveInt = 1
     """Steps between messages to a manager."""
     baseline: BaselineName = "none"
