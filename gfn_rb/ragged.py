@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gfn_rb.arguments import as_count, kind_of, require_choice, require_key, require_kind, shown
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
-from gfn_rb.keys import INDEX, length_key, mask_key
+from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, length_key, mask_key
 from gfn_rb.numerics.flat import resized
 from gfn_rb.shapes import Bool, Int, Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage
@@ -714,4 +714,6 @@ def _listed(shape: torch.Size) -> str:
 
 
 def _lacks(name: NestedKey, held: Mapping[NestedKey, Any]) -> KeyMismatchError:
-    return KeyMismatchError(f"data lacks the key {name!r}: it holds {sorted(map(str, held))}")
+    hint = "; presets drop it unless keep names it" if name in (LOG_PROB, ESTIMATOR_OUTPUT) else ""
+    names = sorted(map(str, held))
+    return KeyMismatchError(f"data lacks the key {name!r}: it holds {names}{hint}")
