@@ -79,7 +79,7 @@ def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
 def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
     """Return columns of rows that may be padded, with a mask: the padding does not count."""
     mask = entry_of(rows, mask_key(STATE))
-    mask = None if mask is None else _at(mask, at)
+    mask = _at(mask, at) if isinstance(mask, Tensor) and mask.dtype == torch.bool else None
     if mask is None or mask.shape != state.shape[:2]:
         return _with_condition(rows, equal_bits(state.detach()), at)
     padded = new_tensordict({STATE: state.detach(), mask_key(STATE): mask}, state.shape[:1])

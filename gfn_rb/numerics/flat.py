@@ -53,7 +53,9 @@ def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
     """Return integers that are equal exactly where the numbers are, flat."""
     rows = flat_rows(rows)
     if not rows.is_floating_point():
-        return rows.to(torch.int64)
+        if not rows.is_complex():
+            return rows.to(torch.int64)
+        rows = flat_rows(torch.view_as_real(rows.resolve_conj()))
     bits = (rows + 0.0).view(_VIEWS[rows.element_size()]).to(torch.int64)  # -0.0 becomes 0.0
     if rows.element_size() < 8:
         return bits

@@ -327,8 +327,8 @@ class ManagersOptions:
     percentile of them, or a running mean of the lowest one of each batch (ema). Until its buffer is
     full, a manager uses ema. none sends all items: items of low reward teach fed workers too."""
     journal: bool = False
-    """Managers sync each row to disk before they reply. A manager loses no row when its machine
-    fails; otherwise it loses none when it is killed."""
+    """Managers sync each row to disk before they reply, so that none is lost when a machine fails.
+    Without it, none is lost when a process is killed."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,14 @@ from factories import linear_policy, seeded
 from remote.remote_runs import LIMIT, group, objects, trajectories
 from tensordict import TensorDict, TensorDictBase
 
-from gfn_rb import Sampler, errors, fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
+from gfn_rb import (
+    RaggedStorage,
+    Sampler,
+    errors,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+)
 from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.codec.layout import Prefix
 from gfn_rb.codec.secret import Secret
@@ -143,6 +150,9 @@ def random_rows(pick: random.Random) -> TensorDictBase | None:
     values = [pick.randrange(-3, 60) for _ in range(n)]
     rows = (objects(values), trajectories(values), PATHS[:n].clone())[max(kind - 3, 0)]
     n = len(rows)
+    if pick.random() < 0.3:
+        mask = torch.arange(rows["state"].shape[1]) <= torch.arange(n)[:, None] % 3
+        rows.set("state_mask", mask)
     for _ in range(pick.choice([0, 0, 1, 1, 2, 4])):
         name = pick.choice([*rows.keys(), "condition", "is_terminating", "is_backward", "more"])
         how, value = pick.randrange(7), rows.get(name, torch.zeros(n))
@@ -198,6 +208,7 @@ BUFFERS = {
     "compact": lambda: reward_prioritized_buffer(
         60, compact="rebuild", env=ENV, max_length=ENV.max_length
     ),
+    "ragged": lambda: reward_prioritized_buffer(60, storage=RaggedStorage(60, {"state": 9})),
     "none": lambda: None,
     "secret": lambda: fifo_buffer(4000),  # which the hostile ones do not know
 }

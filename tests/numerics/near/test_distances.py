@@ -66,6 +66,7 @@ def test_greedy_keeps_what_going_through_one_by_one_keeps(n, data):
 
 def test_both_zeros_are_equal_and_numbers_of_opposite_bits_differ():
     assert torch.equal(*equal_bits(torch.tensor([[0.0], [-0.0]])))
+    assert not torch.equal(*equal_bits(torch.tensor([[1 + 2j], [1 + 3j]])))
     number = torch.tensor([2.0, 1.0, 1e-300], dtype=torch.float64)
     opposite = (~number.view(torch.int64)).view(torch.float64)
     assert opposite[0] == -1.9999999999999998
