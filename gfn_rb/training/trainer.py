@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from statistics import fmean
@@ -188,11 +189,15 @@ class Trainer:
         with self.watch("buffer"):
             version = torch.full_like(fresh.length, self.steps_done)
             items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)
-            state = self.generator.get_state()
-            fed = self.hooks.store(self.rb, items)
-            # Reading terminating states, to send them again, draws trajectories to them.
-            self.generator.set_state(state)
-            return fresh, fed
+            with self._same_draws():
+                return fresh, self.hooks.store(self.rb, items)
+
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        """Reset the generator: terminating states that a hook sends again draw trajectories."""
+        state = self.generator.get_state()
+        yield
+        self.generator.set_state(state)
 
     def _replay(self, batches: Sequence[Trajectories]) -> list[float]:
         """Take optimiser steps on what is replayed after some batches; return the losses."""
@@ -298,7 +303,8 @@ class Trainer:
         Raises:
             CheckpointError: the file cannot be written.
         """
-        self.hooks.saving()
+        with self._same_draws():
+            self.hooks.saving()
         save_checkpoint(
             path,
             self.replayed,

@@ -93,16 +93,18 @@ def test_the_global_generator_is_neither_read_nor_moved():
     assert_same(one, trained(GRID, 3))
 
 
-def test_reading_the_buffer_while_items_are_stored_changes_nothing():
-    """A rank that resumes sends again what it holds; of terminating states that draws rollouts."""
+def test_reading_the_buffer_while_items_are_stored_or_saved_changes_nothing(tmp_path):
+    """A rank may send again what it holds; of terminating states that draws rollouts."""
 
     def store(rb, items):
         rb.extend(items)
         assert rb[:].get("action", None) is not None
 
     config = grid(replay="terminal")
-    reading = Trainer(config, hooks=Hooks(store=store))
-    take(reading, 3)
+    reading = Trainer(config, hooks=Hooks(store=store, saving=lambda: reading.rb[:]))
+    take(reading, 2)
+    reading.save(tmp_path / "checkpoint")
+    take(reading, 1)
     assert_same(reading, trained(config, 3))
 
 
