@@ -55,6 +55,11 @@ def mask_key(key: NestedKey) -> NestedKey:
     return _named(key, MASK)
 
 
+def is_mask_key(key: NestedKey) -> bool:
+    """Return whether a name is one that :func:`mask_key` returns."""
+    return str(key if isinstance(key, str) else key[-1]).endswith(f"_{MASK}")
+
+
 def length_key(key: NestedKey) -> NestedKey:
     """Return the name of the lengths of a padded entry: ``"tokens_length"`` of ``"tokens"``."""
     return _named(key, LENGTH)

@@ -192,7 +192,7 @@ def joined(
 
 def _pad(entries: Sequence[dict[NestedKey, Any]]) -> None:
     """Pad each mask to its highest width in any batch, and what has its width in each batch."""
-    for mask in [*filter(_is_mask, entries[0])]:
+    for mask in [*filter(keys.is_mask_key, entries[0])]:
         widths = _widths(entries, mask)
         if widths is None or len({*widths}) == 1:
             continue
@@ -207,10 +207,6 @@ def _widths(entries: Sequence[dict[NestedKey, Any]], name: NestedKey) -> list[in
     values = (each.get(name) for each in entries)
     widths = [value.shape[1] for value in values if isinstance(value, Tensor) and value.ndim > 1]
     return widths if len(widths) == len(entries) else None
-
-
-def _is_mask(name: NestedKey) -> bool:
-    return str(name if isinstance(name, str) else name[-1]).endswith(f"_{keys.MASK}")
 
 
 def _is_ragged(batch: TensorDictBase) -> bool:

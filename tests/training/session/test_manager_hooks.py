@@ -36,10 +36,6 @@ def roles_of(size):
     return assign_roles(size, 1, [None] * size)
 
 
-def trainer_with(hooks, config=CONFIG):
-    return Trainer(config, hooks=Hooks(hooks.replayed, hooks.store))
-
-
 class RecordingHooks(ManagerHooks):
     """Keeps what was fed at each step."""
 
@@ -246,7 +242,7 @@ def test_a_silent_manager_is_waited_for_as_long_as_patience_lasts(patience, is_t
     config = replace(CONFIG, patience=patience)
     hooks = ManagerHooks(config, mine, roles_of(2), lambda: is_to_stop)
     with pytest.raises(TransportTimeoutError, match=f"rank 1 did not answer {why}"):
-        trainer_with(hooks, config).step()
+        Trainer(config, hooks=Hooks(hooks.replayed, hooks.store)).step()
 
 
 @pytest.mark.parametrize(
