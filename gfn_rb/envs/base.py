@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 from gfn_rb import keys
 from gfn_rb.arguments import as_device, kind_of, require_kind
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.numerics.flat import flat_rows
+from gfn_rb.numerics.flat import flat_rows, numbers_in_words
 from gfn_rb.shapes import (
     ActionBatch,
     Bool,
@@ -306,6 +306,16 @@ class GFNEnv(EnvBase):
         """
         rows = state.reshape(len(state), self.state_shape.numel())
         return (rows * _random_odd(rows.shape[1], rows.device)).sum(1)
+
+    def describe(self, state: StateBatch) -> list[str]:
+        """Return each terminating state in words, on one line; different for different states.
+
+        Reports, tables and ``rb.summary(env)`` show them. The default prints the numbers.
+
+        Args:
+            state: terminating states, [n, *S].
+        """
+        return numbers_in_words(state)
 
     def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the identity of every mode that some terminating state in the batch reaches.

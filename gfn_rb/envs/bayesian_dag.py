@@ -147,6 +147,13 @@ class BayesianDAG(EnumerableEnv):
         log_prob = self.target_log_prob() if log_prob is None else log_prob
         return torch.einsum("m,mij->ij", log_prob.exp(), self.terminating_states().double())
 
+    def describe(self, state: StateBatch) -> list[str]:
+        """Return the edges of each graph, as ``0->1 0->3``."""
+        edges: list[list[str]] = [[] for _ in state]
+        for row, u, v in (state == 1).nonzero().tolist():
+            edges[row].append(f"{u}->{v}")
+        return [" ".join(each) or "no edges" for each in edges]
+
     def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Add an edge."""
         return state.flatten(1).scatter(1, move[:, None], 1).view_as(state)

@@ -240,6 +240,25 @@ class CoreConformance(ABC):
         is_finite = env.encode(sink).isfinite().all(1)
         expect_rows("encode(sink).isfinite().all(1)", is_finite, True, sink)
 
+    def test_words_tell_states_apart(self) -> None:
+        """``describe`` gives one line of text per terminating state, no two the same."""
+        env = self.make_env()
+        state = self.terminating(env)
+        words = env.describe(state)
+        expect("the number of texts of describe(state)", len(words), len(state))
+        for text in words:
+            is_line = isinstance(text, str) and "\n" not in text
+            assert is_line, f"describe gives {text!r}, expected one line of text"
+        if env.state_dtype.is_floating_point:  # which are shown rounded
+            return
+        first: dict[str, int] = {}
+        for i, text in enumerate(words):
+            other = first.setdefault(text, i)
+            assert other == i, (
+                f"describe of states {state[other].tolist()} and {state[i].tolist()} is the same, "
+                f"{text!r}, expected different texts"
+            )
+
     def test_log_reward_is_a_float32_vector(self) -> None:
         """``log_reward`` is a float32 number, or -inf, for each terminating state."""
         env = self.make_env()

@@ -324,6 +324,12 @@ class EnumerableEnvConformance(GFNEnvConformance):
         assert env.terminating_index(state).equal(torch.arange(len(state)))
         assert env.terminating_index(state.flip(0)).equal(torch.arange(len(state)).flip(0))
 
+    def test_words_tell_all_states_apart(self) -> None:
+        """``describe`` gives different words for different terminating states."""
+        env = self.make_env()
+        words = env.describe(env.terminating_states())
+        assert len({*words}) == len(words), "two terminating states have the same words"
+
     def test_target_is_the_normalised_reward(self) -> None:
         """The target sums to one, and log R(x) - log p(x) is log Z everywhere."""
         env = self.make_env()

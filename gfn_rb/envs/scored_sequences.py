@@ -166,3 +166,7 @@ class QM9Strings(ScoredSequenceEnv):
         log_reward = beta * (score.clamp(min=min_reward) / best).log() + math.log(MAX_REWARD)
         modes = score.sort(descending=True, stable=True).indices[:N_QM9_MODES]
         self._register_scores(score / best, log_reward, modes)
+
+    def describe(self, state: StateBatch) -> list[str]:
+        """Return a SMILES string of each sequence, its blocks joined by single bonds."""
+        return ["-".join(BLOCKS[i] for i in row if i >= 0) for row in state.tolist()]

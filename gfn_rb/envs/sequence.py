@@ -126,6 +126,10 @@ class SequenceEnv(GFNEnv):
         letters = [*self.alphabet, self._gap]  # whose index is EMPTY, -1
         return ["".join(letters[i] for i in row) for row in state.tolist()]
 
+    def describe(self, state: StateBatch) -> list[str]:
+        """Return the letters of each sequence, see :meth:`to_strings`."""
+        return self.to_strings(state)
+
     def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n length"]:
         """Return the states that ``strings`` spell.
 

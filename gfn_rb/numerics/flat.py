@@ -1,4 +1,4 @@
-"""Rows as vectors, and tensors as bytes."""
+"""Rows as vectors, as text, and tensors as bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ _VIEWS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def flat_rows(rows: Shaped[Tensor, "n *S"]) -> Shaped[Tensor, "n d"]:
     """Return rows of any shape, or single numbers, as one vector each; there may be none."""
     return rows if rows.ndim == 2 else rows.reshape(rows.shape[0], rows.shape[1:].numel())
+
+
+def numbers_in_words(rows: Shaped[Tensor, "n *S"]) -> list[str]:
+    """Return the numbers of each row, as ``(3, 0, 7)``; floats with four digits."""
+    form = ".4g" if rows.is_floating_point() else ""
+    lines = flat_rows(rows).tolist()
+    return [f"({', '.join(format(number, form) for number in line)})" for line in lines]
 
 
 def resized(rows: Shaped[Tensor, "n T *S"], width: int) -> Shaped[Tensor, "n {width} *S"]:
