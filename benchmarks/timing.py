@@ -28,7 +28,7 @@ import torch
 _PACKAGES = ("torch", "torchrl", "tensordict", "torchgfn")
 S = TypeVar("S")
 
-_LAYOUT = "{:<54} {:>9} {:>13} {:>13} {:>8} {:>8}  {}"
+_LAYOUT = "{:<68} {:>9} {:>13} {:>13} {:>8} {:>8}  {}"
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,6 @@ def buffer(
         storage=storage(capacity),
         writer=TensorDictRoundRobinWriter() if writer is None else writer,
         sampler=RandomSampler() if sampler is None else sampler,
-        batch_size=BATCH,
     )
 
 
