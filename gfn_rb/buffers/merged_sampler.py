@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
 
 from gfn_rb import torchrl_compat as compat
@@ -27,8 +28,8 @@ from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.samplers.base import require
-from gfn_rb.shapes import Int64
+from gfn_rb.samplers.base import KeySampler, require
+from gfn_rb.shapes import Float64, Int64
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
 RowsOfMembers = tuple[TensorDictBase, Any]
@@ -109,6 +110,32 @@ class MergedSampler(SamplerEnsemble):
         if self.stacks(storage):
             return self._stacked(storage, batch_size)
         return self._by_member(compat.member_storages(storage), batch_size)
+
+    def log_probs(self, storage: StorageEnsemble) -> Float64[Tensor, "rows"]:
+        """Return the log-probability of every row of all members, each taken as a single draw.
+
+        Args:
+            storage: storages of the members.
+
+        Returns:
+            One log-probability per row, in nats, member after member; ``-inf`` for rows that
+            cannot be drawn.
+
+        Raises:
+            ArgumentError: the law of a member's sampler is not known.
+        """
+        storages = compat.member_storages(storage)
+        pairs = zip(self._samplers, storages, strict=True)
+        if isinstance(self._p, str) and self._p == "mass":
+            _softmax_of(self._samplers)
+            held = [(s.follow(each).log_weight, len(each)) for s, each in pairs if len(each)]
+            weights = [weight[:n] for weight, n in held]
+            none = torch.empty(0, dtype=torch.float64)
+            return torch.log_softmax(torch.cat(weights), 0) if held else none
+        share = self._weights(storages)
+        of_member = torch.log(share / share.sum()).tolist()
+        within = [_log_probs(sampler, each) for sampler, each in pairs]
+        return torch.cat([part + log_p for part, log_p in zip(within, of_member, strict=True)])
 
     def can_sample(self, storage: StorageEnsemble, batch_size: int) -> bool:
         """Return whether a batch of this size can be drawn."""
@@ -268,6 +295,16 @@ def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[s
         raise ShapeError(f"{sampler} drew {index.shape[0]} rows, expected at most {n}")
     rest, _ = _rows_of(sampler, storage, n - index.shape[0])
     return torch.cat([index, rest]), {}
+
+
+def _log_probs(sampler: Sampler, storage: Storage) -> Float64[Tensor, "len"]:
+    """Return the log-probabilities of one member's rows."""
+    if isinstance(sampler, KeySampler):
+        return sampler.log_probs(storage)
+    if type(sampler) is not RandomSampler:
+        raise ArgumentError(f"the law of {type(sampler).__name__} is not known")
+    n = len(storage)
+    return torch.full((n,), -math.log(max(n, 1)), dtype=torch.float64)
 
 
 def _shared_info(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:

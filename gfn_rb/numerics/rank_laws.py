@@ -153,6 +153,13 @@ class RankedDistribution:
         if key.device.type != "cpu":
             self._has_nan = key.isnan().any()
 
+    def log_probs(self, n: int) -> Float64[Tensor, "n"]:
+        """Return log p of the first n rows, which are all that have a key."""
+        rank = torch.arange(n, device=self._device)
+        log_prob = torch.empty(n, dtype=torch.float64, device=self._device)
+        log_prob[self._ranking.row(rank)] = self._law(n, self._device).log_prob(rank)
+        return log_prob
+
     def draw_scored(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:

@@ -68,6 +68,11 @@ class WeightedRows:
         """Return log p of rows, each taken as a single draw."""
         return self.log_weight[index] - self.log_total
 
+    def log_probs(self, n: int) -> Float64[Tensor, "n"]:
+        """Return log p of the first n rows, ``-inf`` where no row can be drawn."""
+        log_total = self.log_total
+        return (self.log_weight[:n] - log_total).where(log_total > -math.inf, -math.inf)
+
     def draw(self, n: int, generator: torch.Generator | None = None) -> Int64[Tensor, "n"]:
         """Draw n rows with replacement, by inverting the cumulative mass.
 

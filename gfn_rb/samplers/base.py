@@ -25,6 +25,7 @@ from gfn_rb.errors import (
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.numerics.weighted_tree import weighted_rows
+from gfn_rb.shapes import Float64
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, assert_on_device, outside_graph
@@ -135,6 +136,25 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         elif not enough:
             return self._draw(distribution, batch_size)
         return index, DrawInfo()
+
+    @outside_graph
+    def log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:
+        """Return the log-probability of every stored row, each taken as a single draw.
+
+        Args:
+            storage: storage to draw from.
+
+        Returns:
+            One log-probability per row, in nats, on the device of the rows; ``-inf`` for rows that
+            cannot be drawn.
+
+        Raises:
+            KeyMismatchError: the storage lacks the key.
+            NaNError: a stored number is NaN.
+        """
+        if not len(storage):
+            return torch.empty(0, dtype=torch.float64)
+        return self.follow(storage).log_probs(len(storage))
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Record that rows were written."""

@@ -126,6 +126,28 @@ class GroupSampler(KeySampler):
         number = self._groups.group[chosen]
         return self._draw_different_rows(storage, number, k), DrawInfo()
 
+    def log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:
+        """Return the log-probability of every stored row: of its group, times that within it.
+
+        Args:
+            storage: storage to draw from.
+
+        Returns:
+            One log-probability per row, in nats; ``-inf`` for rows that cannot be drawn.
+        """
+        log_prob = torch.empty(len(storage), dtype=torch.float64)
+        if not len(storage):
+            return log_prob
+        of_group = self.follow(storage).log_probs(len(storage)).numpy()
+        assert self._groups is not None
+        number = np.flatnonzero(self._groups.size)
+        slot, size, weight = self._log_weights(storage, number)
+        start = size.cumsum() - size
+        log_mass = np.log(np.add.reduceat(np.exp(weight), start))
+        first = of_group[self._first[number]]
+        log_prob.numpy()[slot] = weight + np.repeat(first - log_mass, size)
+        return log_prob
+
     def _shape(self, batch_size: int) -> tuple[int, int]:
         """Return the numbers of groups and of rows of each in a batch."""
         name = "samples_per_group" if self.num_groups is None else "num_groups"
