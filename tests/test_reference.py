@@ -5,6 +5,7 @@ That each page has every name of ``__all__`` is seen by ``make docs`` (tools/doc
 
 import re
 
+import pytest
 from test_imports import public_packages
 from test_readme import ROOT
 
@@ -27,3 +28,45 @@ def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
     pages = (path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
     assert [page for page in map(str, pages) if f": {page}\n" not in menu] == []
+
+
+def test_a_page_begins_with_a_table_of_names() -> None:
+    hooks = pytest.importorskip("tools.docs_hooks", reason="mkdocs is not installed")
+    page = hooks.reference("gfn_rb.buffers")
+    assert page.index("`diverse_buffer`") < page.index("`BufferOptions`")
+    assert page.index("`BufferOptions`") < page.index("::: gfn_rb.buffers.diverse_buffer")
+    assert not re.search(r"[`.]_", page)
+    assert "| [`STATE`][gfn_rb.keys.STATE] | `'state'` |" in hooks.reference("gfn_rb.keys")
+
+
+def test_a_name_is_documented_once() -> None:
+    hooks = pytest.importorskip("tools.docs_hooks", reason="mkdocs is not installed")
+    top = hooks.reference("gfn_rb")
+    assert "[`FIFOWriter`][gfn_rb.writers.FIFOWriter]" in top
+    assert "::: gfn_rb.FIFOWriter" not in top
+    assert "::: gfn_rb.RaggedStorage" in top
+
+
+def test_names_become_links_on_the_page_of_parts() -> None:
+    hooks = pytest.importorskip("tools.docs_hooks", reason="mkdocs is not installed")
+    linked = re.sub(hooks.NAME, hooks.linked, "`FIFOWriter`, `rb.extend`, `RateLimiter(1, 2)`")
+    assert linked == (
+        "[`FIFOWriter`][gfn_rb.writers.FIFOWriter], `rb.extend`, "
+        "[`RateLimiter(1, 2)`][gfn_rb.buffers.RateLimiter]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [
+        ('<script src="https://unpkg.com/shim">', True),
+        ('<link rel="stylesheet" href="https://fonts.googleapis.com/css">', True),
+        ('<img src="//host/a.png">', True),
+        ('<a href="https://arxiv.org">', False),
+        ('<script src="../assets/a.js">', False),
+        ('<link rel="stylesheet" href="assets/main.css">', False),
+    ],
+)
+def test_what_a_page_loads_from_another_host_is_found(html: str, found: bool) -> None:
+    hooks = pytest.importorskip("tools.docs_hooks", reason="mkdocs is not installed")
+    assert bool(hooks.ELSEWHERE.search(html)) is found

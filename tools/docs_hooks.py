@@ -1,10 +1,10 @@
-"""What ``make docs`` has MkDocs do besides: pictures of results, roles in docstrings, a check."""
+"""What ``make docs`` has MkDocs do besides: tables of names, links, pictures of results, checks."""
 
 from __future__ import annotations
 
-import ast
 import re
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,17 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 RESULTS = "benchmarks/results"
+LINKED = "parts.md"  # the page on which every public name is a link
+NAME = re.compile(r"`(\w+)(\([^`]*\))?`")
 # What Sphinx would read in docstrings, and Markdown shows as it is.
 SPHINX = (
     (re.compile(r":(?:class|func|meth|mod|attr|data|math):<code>~?"), "<code>"),
     (re.compile(r"<p>\.\. math:: (.*?)</p>", re.DOTALL), r"<p><code>\1</code></p>"),
     (re.compile(r"::</p>"), ":</p>"),
+)
+# Elements by which a page would load something from another host.
+ELSEWHERE = re.compile(
+    r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//[^"]+|<link[^>]+stylesheet[^>]+//[^"]+'
 )
 
 
@@ -40,8 +46,14 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Rewrite the links of pages to these pictures, which hold on GitHub as they are."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Rewrite links to pictures, which hold on GitHub as they are, and add what is generated."""
+    source = page.file.src_uri
+    if source.startswith("api/"):
+        module = Path(source).stem
+        return markdown.replace(f"::: {module}\n", reference(module))
+    if source == LINKED:
+        return re.sub(NAME, linked, markdown)
     return markdown.replace(f"](../{RESULTS}/", "](results/").replace(
         f"](../../{RESULTS}/", "](../results/"
     )
@@ -55,29 +67,73 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Raise unless every public name has a place in the reference."""
-    inventory = (Path(config["site_dir"]) / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    """Raise unless every public name has a place in the reference and no page loads from afar."""
+    site = Path(config["site_dir"])
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     known = {line.split(" ")[0] for line in zlib.decompress(inventory).decode().splitlines()}
-    missing = [
-        f"{page.stem}.{name}"
-        for page in sorted((ROOT / "docs" / "api").glob("*.md"))
-        for name in public_names(page.stem)
-        if f"{page.stem}.{name}" not in known and not _has(page, name)
-    ]
+    missing = [place for place in places().values() if place not in known]
     if missing:
         raise PluginError(f"the reference lacks {', '.join(missing)}")
+    for path in site.rglob("*.html"):
+        if found := ELSEWHERE.search(path.read_text()):
+            raise PluginError(f"{path.name} loads from another host: {found[0]}")
 
 
-def _has(page: Path, name: str) -> bool:
-    """Tell whether a page asks for a name by where it is defined, as a module has it as well."""
-    return re.search(rf"^::: {page.stem}\.\S+\.{name}$", page.read_text(), re.MULTILINE) is not None
+def reference(module: str) -> str:
+    """Return the page of a module: its docstring, a table of its names, those described here."""
+    names = public_names(module)
+    lines = [f"::: {module}", "    options:", "      members: false"]
+    lines += ["      show_root_toc_entry: false", "", "| name | what it is |", "| --- | --- |"]
+    below = []
+    for name in names:
+        place = places()[_object(f"{module}.{name}").canonical_path]
+        lines.append(f"| [`{name}`][{place}] | {_summary(module, name)} |")
+        if place == f"{module}.{name}":
+            below += ["", f"::: {place}", "    options:", "      show_root_heading: true"]
+    return "\n".join([*lines, *below, ""])
 
 
 def public_names(module: str) -> list[str]:
-    """Return the ``__all__`` of a module, read from its source; nothing where it has none."""
-    path = ROOT.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    return []
+    """Return what a module exports, or defines if it exports nothing: presets before options."""
+    found = _object(module)
+    names = found.exports or [
+        name for name, each in found.members.items() if not each.is_alias and name[0] != "_"
+    ]
+    return sorted(
+        map(str, names), key=lambda name: (name[-7:] != "_buffer", name[-7:] == "Options")
+    )
+
+
+@cache
+def places() -> dict[str, str]:
+    """Return where each public name is documented, by its path: beside its kind, if possible."""
+    modules = sorted(page.stem for page in (ROOT / "docs" / "api").glob("*.md"))
+    return {
+        _object(f"{module}.{name}").canonical_path: f"{module}.{name}"
+        for module in modules  # the package itself is the first, so that the others prevail
+        for name in public_names(module)
+    }
+
+
+def linked(code: re.Match[str]) -> str:
+    """Return a code span as a link if it is a public name."""
+    names = {place.rpartition(".")[2]: place for place in reversed(places().values())}
+    place = names.get(code[1])
+    return f"[{code[0]}][{place}]" if place else code[0]
+
+
+def _summary(module: str, name: str) -> str:
+    """Return the first sentence about a name, or the value of a constant without one."""
+    found = _object(f"{module}.{name}")
+    if found.docstring:
+        return " ".join(found.docstring.value.split("\n\n")[0].split()).replace("|", "\\|")
+    return f"`{found.value}`" if found.is_attribute else ""
+
+
+def _object(path: str) -> Any:
+    return _package()[path.removeprefix("gfn_rb.")] if path != "gfn_rb" else _package()
+
+
+@cache
+def _package() -> griffe.Module:
+    return griffe.load("gfn_rb", search_paths=[str(ROOT)], resolve_aliases=True)
