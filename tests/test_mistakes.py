@@ -106,6 +106,8 @@ def names(folder):
     of_grid = gfn_rb.reward_prioritized_buffer(100)
     of_grid.extend(trajectories.to_tensordict())
     cfg, early = (SimpleNamespace(replay=SimpleNamespace(capacity=5, warmup=n)) for n in (0, 9))
+    without_rewards = gfn_rb.fifo_buffer(9)
+    without_rewards.extend({"state": torch.zeros(3, 2)})
     pushed = recursion.ReplayBuffer(cfg)
     pushed.push("C", 1.0)
     text, saved = folder / "notes.txt", folder / "saved.ckpt"
@@ -113,7 +115,7 @@ def names(folder):
     gfn_rb.save_checkpoint(saved, filled)
     return {
         **known, **globals(), **names_of_torchgfn(), "recursion": recursion, "cfg": cfg,
-        "early": early, "pushed": pushed,
+        "early": early, "pushed": pushed, "without_rewards": without_rewards,
         "ListStorage": ListStorage, "config": TFBind8Config, "Trainer": Trainer, "train": train,
         "env": env, "wide": wide, "forward": forward, "backward": backward,
         "trajectories": trajectories, "of_wide": sample(wide),

@@ -18,17 +18,19 @@ if TYPE_CHECKING:
         transition_buffer,
     )
     from gfn_rb.buffers.rate_limiter import RateLimiter
+    from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
     from gfn_rb.buffers.statistics import ReplayStatistics
-    from gfn_rb.buffers.tracked import TrackedReplayBuffer
+    from gfn_rb.buffers.summary import BufferSummary
 
 __all__ = [
     "BufferOptions",
+    "BufferSummary",
     "CompactRows",
+    "GFNReplayBuffer",
     "MergedReplayBuffer",
     "PackTrajectories",
     "RateLimiter",
     "ReplayStatistics",
-    "TrackedReplayBuffer",
     "diverse_buffer",
     "fifo_buffer",
     "reward_prioritized_buffer",
@@ -46,6 +48,7 @@ __getattr__ = lazy_exports(
     presets="diverse_buffer fifo_buffer reward_prioritized_buffer state_buffer"
     " terminating_state_buffer transition_buffer",
     rate_limiter="RateLimiter",
+    replay_buffer="GFNReplayBuffer",
     statistics="ReplayStatistics",
-    tracked="TrackedReplayBuffer",
+    summary="BufferSummary",
 )

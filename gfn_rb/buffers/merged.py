@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -17,8 +17,9 @@ from torchrl.envs.transforms import Transform
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
+from gfn_rb.buffers.replay_buffer import GFNReplayBuffer, Readable
 from gfn_rb.buffers.statistics import total
-from gfn_rb.buffers.tracked import TrackedReplayBuffer
+from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import joined, require_alike
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
@@ -29,7 +30,7 @@ from gfn_rb.sharing import WriteLock
 _TAGS = frozenset((INDEX, BUFFER_ID, DRAW_LOG_PROB))
 
 
-class MergedReplayBuffer(ReplayBufferEnsemble):
+class MergedReplayBuffer(Readable, ReplayBufferEnsemble):
     """Several buffers that return batches as if they were one.
 
     ``sample(n)`` draws row by row and returns a flat batch of exactly n rows, in the order of
@@ -181,7 +182,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
     def _sample(self, batch_size: int) -> tuple[Any, Any]:
         if self._stacks or self._sampler.stacks(self._storage):
             return self._stacked(batch_size)
-        with self._locked():
+        with locked(self):
             drawn, known = self._sampler.sample(self._storage, batch_size)
             rows = self._rows(drawn)
         rows = _transformed(self._transform, rows)
@@ -205,16 +206,6 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
             batch.set(BUFFER_ID, member)
         return batch, info
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep other threads, and processes that share a member, from writing meanwhile."""
-        with ExitStack() as stack:
-            # In one order, or two merged buffers could wait for each other.
-            for rb in (self, *sorted(self._rbs, key=id)):
-                stack.enter_context(compat.replay_lock(rb))
-                stack.enter_context(compat.write_lock(rb))
-            yield
-
     def _rows(self, drawn: TensorDictBase) -> Any:
         groups = Groups(drawn[BUFFER_IDS], len(self._rbs))
         parts = enumerate(groups.split(drawn[INDEX]))
@@ -233,7 +224,7 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
                 f"member {member} must give one row per item, got batch size {list(shape)} for "
                 f"{index.shape[0]} items: do its transforms keep rows?"
             )
-        if isinstance(rb, TrackedReplayBuffer):
+        if isinstance(rb, GFNReplayBuffer) and rb.counts_rows:
             rb.count_drawn(rows)
         has_tags = isinstance(rows, TensorDictBase) and not _TAGS.isdisjoint(rows.keys())
         return rows.exclude(*_TAGS) if has_tags else rows
@@ -242,7 +233,8 @@ class MergedReplayBuffer(ReplayBufferEnsemble):
 
     def stats(self) -> dict[str, int | float | bool]:
         """Return what the ensemble returns, and the sums of its members' statistics."""
-        statistics = [rb.statistics for rb in self._rbs if isinstance(rb, TrackedReplayBuffer)]
+        counted = (rb for rb in self._rbs if isinstance(rb, GFNReplayBuffer) and rb.counts_rows)
+        statistics = [rb.statistics for rb in counted]
         return {**super().stats(), **total(statistics)}
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:

@@ -1,7 +1,7 @@
 """Replay buffers ready for use.
 
-Each preset returns a ``TensorDictReplayBuffer`` made of a storage, a writer, a sampler and
-transforms.
+Each preset returns a ``GFNReplayBuffer``, a ``TensorDictReplayBuffer`` made of a storage, a writer,
+a sampler and transforms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
@@ -26,7 +25,7 @@ from gfn_rb.arguments import as_count, as_device, require_device_of, require_fla
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import BufferOptions, with_options
 from gfn_rb.buffers.rate_limiter import RateLimiter
-from gfn_rb.buffers.tracked import TrackedReplayBuffer
+from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
 from gfn_rb.buffers.transforms import (
     KeepItems,
     KeepStates,
@@ -64,7 +63,7 @@ def reward_prioritized_buffer(
     max_length: int | None = None,
     keep: Sequence[str] = (),
     **options: Unpack[BufferOptions],
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer that keeps the rows of highest reward and draws them by reward.
 
     It corresponds to torchgfn's ``ReplayBuffer(prioritized_capacity=True,
@@ -118,7 +117,7 @@ def diverse_buffer(
     max_length: int | None = None,
     keep: Sequence[str] = (),
     **options: Unpack[BufferOptions],
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer that keeps the best rows that are far apart and draws them by reward.
 
     ``near="reject", when="full"`` corresponds to torchgfn's
@@ -166,7 +165,7 @@ def fifo_buffer(
     max_length: int | None = None,
     keep: Sequence[str] = (),
     **options: Unpack[BufferOptions],
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer that keeps the newest rows and draws them uniformly.
 
     Args:
@@ -213,7 +212,7 @@ def terminating_state_buffer(
     writer: Writer | None = None,
     sampler: Sampler | None = None,
     **options: Unpack[BufferOptions],
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer of terminating states and their log-rewards, without trajectories.
 
     Trajectories are reduced when they are added. The backward policy makes new ones to drawn
@@ -253,7 +252,7 @@ def transition_buffer(
     sampler: Sampler | None = None,
     keep: Sequence[str] = (),
     **options: Unpack[BufferOptions],
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer that accepts trajectories and returns single transitions.
 
     Each row has ``episode``, the number of its trajectory, and ``episode_log_reward``, the
@@ -288,7 +287,7 @@ def state_buffer(
     writer: Writer | None = None,
     sampler: Sampler | None = None,
     **options: Unpack[BufferOptions],
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer that accepts trajectories and returns single visited states.
 
     Each row has ``episode``, the number of its trajectory, and ``episode_log_reward``, the
@@ -315,7 +314,7 @@ def build(
     sampler: Sampler,
     transforms: Sequence[Transform] = (),
     **options: Unpack[BufferOptions],
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer made of these parts; added rows pass the transforms in their order."""
     _check_options(options)
     capacity = as_count("capacity", capacity)
@@ -351,10 +350,7 @@ def build(
             writer.group_by(rows.identity(writer.group))
     if on_insertion:
         parts["transform"] = PresetTransforms(*on_insertion[::-1])
-    limits = {name: parts.pop(name, None) for name in ("rate_limiter", "max_age")}
-    if parts.pop("statistics", False) or any(value is not None for value in limits.values()):
-        return TrackedReplayBuffer(**limits, **parts)
-    return TensorDictReplayBuffer(**parts)
+    return GFNReplayBuffer(**parts)
 
 
 def _check_options(options: Any) -> None:
@@ -394,7 +390,7 @@ def _row_buffer(
     sampler: Sampler | None,
     rows: Transform,
     options: BufferOptions,
-) -> TensorDictReplayBuffer:
+) -> GFNReplayBuffer:
     writer = RewardPrioritizedWriter(EPISODE_LOG_REWARD) if writer is None else writer
     sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD) if sampler is None else sampler
     return build(capacity, writer, sampler, [rows], **_without_paths(options))

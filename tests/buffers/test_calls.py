@@ -38,8 +38,8 @@ def calls_of(work):
     ("options", "most"),
     [
         ({}, 70),
-        ({"unique": "state"}, 92),
-        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 126),
+        ({"unique": "state"}, 94),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 128),
     ],
     ids=["plain", "unique", "unique and narrow"],
 )

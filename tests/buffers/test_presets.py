@@ -25,8 +25,8 @@ import gfn_rb
 from gfn_rb import Trajectories
 from gfn_rb.buffers import (
     BufferOptions,
+    GFNReplayBuffer,
     RateLimiter,
-    TrackedReplayBuffer,
     diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
@@ -129,10 +129,11 @@ def test_trajectories_are_fitted_to_one_length_with_all_they_carry(preset, n_ste
 
 
 @pytest.mark.parametrize("preset", EVERY)
-def test_a_preset_is_a_plain_buffer_unless_an_option_asks_for_more(preset):
-    assert type(preset(4)) is TensorDictReplayBuffer
+def test_a_preset_counts_rows_if_an_option_asks_for_it(preset):
+    assert type(preset(4)) is GFNReplayBuffer
+    assert not preset(4).counts_rows
     for options in ({"statistics": True}, {"max_age": 3}, {"rate_limiter": RateLimiter(1.0)}):
-        assert type(preset(4, **options)) is TrackedReplayBuffer
+        assert preset(4, **options).counts_rows
 
 
 @pytest.mark.parametrize("preset", [*PRESETS, transition_buffer, state_buffer])
@@ -275,7 +276,7 @@ def test_what_a_preset_is_made_of(preset):
 
 def test_options_are_those_of_the_buffers():
     given = inspect.signature(ReplayBuffer.__init__).parameters.keys()
-    given |= inspect.signature(TrackedReplayBuffer.__init__).parameters.keys()
+    given |= inspect.signature(GFNReplayBuffer.__init__).parameters.keys()
     of_presets = {"device", "compact", "env", "statistics", "priority_key"}
     of_presets |= {"group", "per_group", "evict"}
     of_parts = {"self", "options", "writer", "sampler"}

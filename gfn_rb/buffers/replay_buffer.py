@@ -1,25 +1,29 @@
-"""Replay buffers that count their rows, and may hold them to a rate and a largest age."""
+"""The replay buffer that presets return."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
-from gfn_rb.arguments import as_count
+from gfn_rb.arguments import as_count, kind_of
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
-from gfn_rb.errors import ArgumentError, KeyMismatchError
+from gfn_rb.containers.base import Container
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_laid_out, storage_device
 from gfn_rb.torchrl_compat import outside_graph, replay_lock, write_lock
+
+if TYPE_CHECKING:
+    from gfn_rb.buffers.summary import BufferSummary
 
 
 class _TrackedWrites(ReplayBuffer):
@@ -30,12 +34,18 @@ class _TrackedWrites(ReplayBuffer):
     """
 
     statistics: ReplayStatistics
+    counts_rows: bool
     rate_limiter: RateLimiter | None
     max_age: int | None
     _oldest: int | None  # the oldest version that was left when rows were last removed
 
-    @outside_graph
     def _extend(self, data: TensorDictBase, **options: Any) -> Tensor:
+        if not self.counts_rows:
+            return super()._extend(data, **options)
+        return self._extend_counted(data, **options)
+
+    @outside_graph
+    def _extend_counted(self, data: TensorDictBase, **options: Any) -> Tensor:
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
@@ -45,8 +55,11 @@ class _TrackedWrites(ReplayBuffer):
                 index[fresh] = super()._extend(data[fresh], **options).to(fresh.device)
             return index
 
-    @outside_graph
     def _add(self, data: TensorDictBase) -> int | Tensor:
+        return self._add_counted(data) if self.counts_rows else super()._add(data)
+
+    @outside_graph
+    def _add_counted(self, data: TensorDictBase) -> int | Tensor:
         with self._counted(OFFERED, 1) as may:
             if not may or self._fresh(data.unsqueeze(0)) is not None:
                 return -1
@@ -111,13 +124,56 @@ class _TrackedWrites(ReplayBuffer):
                 self._oldest = oldest
 
 
-class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
-    """A ``TensorDictReplayBuffer`` that counts the rows offered to it and drawn from it.
+class Readable:
+    """Methods of a replay buffer that show what it holds."""
 
-    Presets return it for ``statistics``, ``rate_limiter`` or ``max_age``. The counts are part of
+    def best(self: Any, k: int = 10) -> TensorDictBase:
+        """Return the k rows of highest reward, best first, as they were added.
+
+        Rows are ranked by the key of the writer, else by ``log_reward``; transitions and states by
+        that of their episode. Each has its slot as ``index``, and in a merged buffer the number of
+        its member as ``buffer_id``. Transforms of the buffer do not apply, except that compact rows
+        are made whole. Rows of a ``RaggedStorage`` are padded.
+
+        Args:
+            k: number of rows, at least 1. Fewer are returned if the buffer holds fewer.
+
+        Raises:
+            EmptyBufferError: the buffer holds no rows.
+            KeyMismatchError: rows have no rewards.
+        """
+        from gfn_rb.buffers.summary import best_rows  # which few programs need
+
+        return best_rows(self, as_count("k", k))
+
+    def summary(self: Any, describe: Any = None) -> BufferSummary:
+        """Return a summary, which prints as at most 12 lines.
+
+        Args:
+            describe: environment with a method ``describe``, or callable from objects [n, *S] to a
+                text for each. Default: print the numbers.
+
+        Raises:
+            ArgumentError: ``describe`` is neither of them, raises, or does not return texts.
+
+        Examples:
+            >>> print(rb.summary(env))
+        """
+        from gfn_rb.buffers.summary import summarize
+
+        return summarize(self, describe)
+
+
+class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
+    """The ``TensorDictReplayBuffer`` that presets return.
+
+    ``extend`` also accepts a container and a dict of tensors, :meth:`best` returns rows of highest
+    reward, and :meth:`summary` describes the buffer. With ``statistics``, ``rate_limiter`` or
+    ``max_age``, the buffer counts the rows offered to it and drawn from it. The counts are part of
     :meth:`stats` and of its state.
 
     Args:
+        statistics: whether to count rows; a rate limiter and a maximum age always do.
         rate_limiter: limiter that keeps draws in proportion to offers, over all threads and
             processes that share the buffer. It excludes prefetching, which draws in another thread.
         max_age: highest number of policy versions by which a row may be behind the newest version,
@@ -139,7 +195,8 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         priority_key: entry of a batch that holds new priorities. Default: "td_error".
 
     Attributes:
-        statistics: the counts, a :class:`~gfn_rb.buffers.ReplayStatistics`.
+        counts_rows: whether rows are counted.
+        statistics: the counts, a :class:`~gfn_rb.buffers.ReplayStatistics`; 0 if not counted.
 
     Raises:
         ArgumentError: ``prefetch`` is set beside a rate limiter, ``max_age`` is below 0, or the
@@ -149,6 +206,7 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
     def __init__(
         self,
         *,
+        statistics: bool = False,
         rate_limiter: RateLimiter | None = None,
         max_age: int | None = None,
         **options: Any,
@@ -162,16 +220,40 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         self.max_age = None if max_age is None else as_count("max_age", max_age, 0)
         self._versions = KeyColumn(POLICY_VERSION)
         self._oldest = None
+        self.counts_rows = statistics or rate_limiter is not None or max_age is not None
         super().__init__(**options)
         if max_age is not None and not hasattr(self.writer, "remove"):
             raise ArgumentError(
                 f"writer must be able to remove rows for max_age={max_age}, got {self.writer!r}"
             )
         self.statistics = ReplayStatistics(storage_device(self.storage))
-        self.insert_transform(0, self.statistics)
+        if self.counts_rows:
+            self.insert_transform(0, self.statistics)
+
+    def extend(self, data: Any, **options: Any) -> Tensor:
+        """Add rows.
+
+        Args:
+            data: a TensorDict of batch size [n], a container such as
+                :class:`~gfn_rb.Trajectories`, or a dict of tensors [n, ...] by key.
+            **options: ``update_priority``, whether ``priority_key`` among the rows sets priorities.
+
+        Returns:
+            The slot of each row, [n]; -1 for a row that is not kept.
+
+        Raises:
+            ArgumentError: ``data`` is something else.
+            ShapeError: tensors of the dict have different numbers of rows.
+        """
+        return super().extend(data if isinstance(data, TensorDictBase) else _rows(data), **options)
+
+    def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        if not self.counts_rows:
+            return super()._sample(batch_size)
+        return self._sample_counted(batch_size)
 
     @outside_graph
-    def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+    def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
         if (version := _version_of(rows)) is not None:
@@ -205,14 +287,17 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
         self._advance(version)
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Return what ``ReplayBuffer.stats`` returns, and the counts.
+        """Return what ``ReplayBuffer.stats`` returns, and the counts if rows are counted.
 
         ``offered``, ``accepted``, ``evicted`` and ``drawn`` are numbers of rows. ``mean_age`` and
         ``largest_age`` are ages of drawn rows in policy versions, if rows have a
         ``policy_version``. ``samples_per_insert`` is the ratio of drawn to offered rows, and
         ``target_samples_per_insert`` the target of the rate limiter, if there is one.
         """
-        stats: dict[str, int | float | bool] = {**super().stats(), **total([self.statistics])}
+        stats: dict[str, int | float | bool] = super().stats()
+        if not self.counts_rows:
+            return stats
+        stats |= total([self.statistics])
         accepted = stats["write_count"]
         stats |= {"accepted": accepted, "evicted": max(accepted - stats["size"], 0)}
         stats["samples_per_insert"] = stats["drawn"] / max(stats["offered"], 1)
@@ -230,6 +315,29 @@ class TrackedReplayBuffer(TensorDictReplayBuffer, _TrackedWrites):
             super().empty(empty_write_count)
             if empty_write_count:
                 self.statistics.empty()
+
+
+def _rows(data: Any) -> TensorDictBase:
+    """Return a container or a dict of tensors as a TensorDict."""
+    if isinstance(data, Container):
+        return data.to_tensordict()
+    if not isinstance(data, dict) or not data:
+        hint = ""
+        if isinstance(data, (list, tuple)):
+            hint = ": torch.stack(rows) joins TensorDicts, Trajectories.cat(items) containers"
+        elif isinstance(data, Tensor):
+            hint = ': name it, as {"state": states, "log_reward": log_rewards}'
+        raise ArgumentError(
+            "data must be a TensorDict [n], a container or a dict of tensors [n, ...], got "
+            f"{'None' if data is None else kind_of(data)}{hint}"
+        )
+    try:
+        return TensorDict(data, [len(next(iter(data.values())))])
+    except (IndexError, RuntimeError, TypeError, ValueError):
+        shapes = {name: [*getattr(value, "shape", ())] for name, value in data.items()}
+        raise ShapeError(
+            f"data must have entries of as many rows, named by strings, got shapes {shapes}"
+        ) from None
 
 
 def _version_of(rows: Any) -> Tensor | None:

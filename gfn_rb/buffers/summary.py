@@ -1,0 +1,410 @@
+"""What a buffer holds and what it draws: its best rows, and a summary in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorDictBase,
+    is_leaf_nontensor,
+    lazy_stack,
+)
+from torch import Tensor
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from torchrl.data.replay_buffers.samplers import RandomSampler
+from torchrl.data.replay_buffers.storages import ListStorage
+
+from gfn_rb import keys
+from gfn_rb import torchrl_compat as compat
+from gfn_rb.arguments import kind_of, shown
+from gfn_rb.buffers.compact import compact_rows_of
+from gfn_rb.column import KeyColumn
+from gfn_rb.containers.contents import content_columns
+from gfn_rb.containers.convert import aligned
+from gfn_rb.containers.objects import state_columns, terminating_states
+from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismatchError
+from gfn_rb.numerics.flat import numbers_in_words
+from gfn_rb.shapes import Bool, Float64, Int64
+from gfn_rb.storages import EncodedStorage
+
+Describe: TypeAlias = Callable[[Any], Sequence[str]]
+
+N_TOP = 100  # rows whose share of the draws a summary tells
+_N_BEST = 5
+_WIDTH = 70  # characters of an object in a summary
+_CHUNK = 4096  # rows read at a time
+_NO_OBJECT = {
+    *(keys.LOG_REWARD, keys.EPISODE_LOG_REWARD, keys.INDEX, keys.POLICY_VERSION, keys.LOG_PROB),
+    keys.BUFFER_ID,
+}
+
+
+class RowColumns(NamedTuple):
+    """Numbers of each stored row; of a merged buffer, those of its members one after another.
+
+    Args:
+        log_reward: what rows are ranked by, usually log-rewards in nats; None if rows have none.
+        age: number of policy versions since the row was made; None if rows have no
+            ``policy_version``.
+        log_prob: log-probability of the row in a single draw; None if the sampler cannot tell it.
+        object_number: equal for rows of one object, from 0; -1 for rows that are no whole object,
+            such as transitions before the last one; None if rows have no object.
+    """
+
+    log_reward: Float64[Tensor, "n"] | None
+    age: Int64[Tensor, "n"] | None
+    log_prob: Float64[Tensor, "n"] | None
+    object_number: Int64[Tensor, "n"] | None
+
+    def best(self, k: int) -> Int64[Tensor, "m"]:
+        """Return the best row of each of the k best objects, best first; none without rewards."""
+        if self.log_reward is None or self.object_number is None:
+            return torch.empty(0, dtype=torch.int64)
+        whole = (self.object_number >= 0).nonzero()[:, 0]
+        order = whole[self.log_reward[whole].argsort(descending=True, stable=True)]
+        seen: dict[int, int] = {}
+        for row, number in zip(order.tolist(), self.object_number[order].tolist(), strict=True):
+            seen.setdefault(number, row)
+            if len(seen) == k:
+                break
+        return torch.tensor([*seen.values()], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class BufferSummary:
+    """A buffer in numbers, which ``str`` turns into at most 12 lines.
+
+    Args:
+        n_rows: number of stored rows.
+        capacity: number of rows that the buffer can hold.
+        log_rewards: lowest, lower quartile, median, upper quartile and highest log-reward of the
+            rows in nats; None if rows have no rewards.
+        n_objects: number of distinct objects; None if rows have no object.
+        ages: lowest, median and highest age of the rows in policy versions; None if rows have no
+            ``policy_version``.
+        effective_rows: effective number of rows drawn, 1 / sum p^2, where p is the probability of
+            a row in a single draw; None if the sampler cannot tell it.
+        top_share: share of the draws that go to the 100 rows of highest reward, from 0 to 1.
+        mean_draw_age: mean age of a drawn row in policy versions.
+        best: the five best objects in words, each with its log-reward, best first.
+    """
+
+    n_rows: int
+    capacity: int
+    log_rewards: tuple[float, ...] | None
+    n_objects: int | None
+    ages: tuple[int, ...] | None
+    effective_rows: float | None
+    top_share: float | None
+    mean_draw_age: float | None
+    best: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        values = {"rows": f"{self.n_rows:,} of {self.capacity:,}"}
+        if self.log_rewards is None:
+            values["log-reward"] = "none stored" if self.n_rows else "no rows yet"
+        else:
+            low, *quartiles, high = (f"{each:.4g}" for each in self.log_rewards)
+            values["log-reward"] = f"{low} to {high}, quartiles {' '.join(quartiles)}"
+        if self.n_objects is not None:
+            values["distinct objects"] = f"{self.n_objects:,}"
+        if self.ages is not None:
+            low, median, high = (f"{each:,}" for each in self.ages)
+            values["age"] = f"{low} to {high} policy versions, median {median}"
+        if self.effective_rows is not None:
+            share = self.effective_rows / self.n_rows
+            values["effective rows drawn"] = f"{self.effective_rows:,.1f} ({share:.1%} of the rows)"
+        if self.top_share is not None:
+            values[f"draws of the best {N_TOP}"] = f"{self.top_share:.1%}"
+        if self.mean_draw_age is not None:
+            values["mean age of a draw"] = f"{self.mean_draw_age:,.1f} policy versions"
+        lines = [f"{name:<22}{value}" for name, value in values.items()]
+        for i, (words, log_reward) in enumerate(self.best):
+            words = words if len(words) <= _WIDTH else f"{words[: _WIDTH - 3]}..."
+            lines.append(f"{'' if i else 'best objects':<22}{log_reward:<10.4g}  {words}")
+        return "\n".join(lines)
+
+
+def best_rows(rb: ReplayBuffer, k: int) -> TensorDictBase:
+    """Return the k best rows of a buffer or a merged one, see ``GFNReplayBuffer.best``."""
+    is_merged, parts = isinstance(rb, ReplayBufferEnsemble), []
+    with locked(rb) as members:
+        for number, member in enumerate(members):
+            if not len(member.storage):
+                continue
+            if (value := _ranks(member)) is None:
+                raise KeyMismatchError(
+                    f"rb must hold rewards for best, got rows without {_key(member)!r}"
+                )
+            slot = value.argsort(descending=True, stable=True)[:k]
+            rows = _whole(member, slot).exclude(keys.INDEX).set(keys.INDEX, slot)
+            if is_merged:
+                rows.set(keys.BUFFER_ID, torch.full_like(slot, number))
+            parts.append((rows, value[slot]))
+    if not parts:
+        raise EmptyBufferError("rb must hold rows for best, got an empty buffer")
+    order = torch.cat([value for _, value in parts]).argsort(descending=True, stable=True)[:k]
+    return torch.cat(aligned([rows for rows, _ in parts]))[order]
+
+
+def summarize(rb: ReplayBuffer, describe: Any = None) -> BufferSummary:
+    """Return a summary of a buffer or a merged one, see ``GFNReplayBuffer.summary``."""
+    words = as_describe(describe)
+    with locked(rb) as members:
+        columns = read_columns(rb, members)
+        best, n_rows = columns.best(_N_BEST), sum(len(each.storage) for each in members)
+        named = words_of(words, objects_at(members, best)) if len(best) else []
+    reward, age, log_prob, number = columns
+    p = None if log_prob is None else log_prob.exp()
+    top = None if reward is None else reward.argsort(descending=True, stable=True)[:N_TOP]
+    return BufferSummary(
+        n_rows=n_rows,
+        capacity=sum(each.storage.max_size for each in members),
+        log_rewards=None if reward is None else _quantiles(reward, 0, 0.25, 0.5, 0.75, 1),
+        n_objects=None if number is None else len(number[number >= 0].unique()),
+        ages=None if age is None else (*map(int, _quantiles(age.double(), 0, 0.5, 1)),),
+        effective_rows=None if p is None else float(1 / p.square().sum()),
+        top_share=None if p is None or top is None else float(p[top].sum()),
+        mean_draw_age=None if p is None or age is None else float(p @ age.double()),
+        best=tuple(zip(named, [] if reward is None else reward[best].tolist(), strict=True)),
+    )
+
+
+def read_columns(rb: ReplayBuffer, members: Sequence[ReplayBuffer]) -> RowColumns:
+    """Return the numbers of each row of a buffer, which is :func:`locked` and has these members."""
+    held = [each for each in members if len(each.storage)]
+    if not held:
+        return RowColumns(None, None, None, None)
+    return RowColumns(
+        _joined([_ranks(each) for each in held]),
+        _joined([_ages(each) for each in held]),
+        _log_probs(rb),
+        _numbered([_object_columns(each) for each in held]),
+    )
+
+
+def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> Any:
+    """Return the objects of some rows, numbered as in :class:`RowColumns`: a tensor or a list."""
+    found: dict[int, Any] = {}
+    start = 0
+    for member in members:
+        here = ((index >= start) & (index < start + len(member.storage))).nonzero()[:, 0]
+        if len(here):
+            objects = _objects(_whole(member, index[here] - start), _key(member))
+            found |= zip(here.tolist(), [] if objects is None else objects[0], strict=True)
+        start += len(member.storage)
+    listed = [found[i] for i in range(len(index))]
+    shapes = {each.shape if isinstance(each, Tensor) else None for each in listed}
+    return torch.stack(listed) if len(shapes) == 1 and None not in shapes else listed
+
+
+def as_describe(describe: Any) -> Describe:
+    """Return a callable from objects to texts: of an environment its method, of None the default.
+
+    Raises:
+        ArgumentError: ``describe`` is something else.
+    """
+    if describe is None:
+        return _default_words
+    words = getattr(describe, "describe", describe)  # environments are callable, too
+    if not callable(words) or isinstance(describe, type):
+        raise ArgumentError(
+            "describe must be an environment or a callable from states to a text for each, got "
+            f"{kind_of(describe)}"
+        )
+    return words  # type: ignore[no-any-return]
+
+
+def words_of(describe: Describe, objects: Any) -> list[str]:
+    """Return the text of each object, on one line.
+
+    Raises:
+        ArgumentError: the callable raises, or does not return as many texts.
+    """
+    try:
+        words = [*describe(objects)]
+    except Exception as error:  # of a user's code
+        raise ArgumentError(
+            f"describe must return a text for each state, it raised {type(error).__name__}: "
+            f"{shown(str(error))}"
+        ) from error
+    if len(words) != len(objects) or not all(isinstance(each, str) for each in words):
+        raise ArgumentError(
+            f"describe must return a text for each of {len(objects)} states, got {shown(words)}"
+        )
+    return [" ".join(each.split()) for each in words]
+
+
+def _default_words(objects: Any) -> list[str]:
+    if isinstance(objects, Tensor):
+        return numbers_in_words(objects)
+    return [
+        numbers_in_words(each[None])[0] if isinstance(each, Tensor) else str(each)
+        for each in objects
+    ]
+
+
+@contextmanager
+def locked(rb: ReplayBuffer) -> Iterator[list[ReplayBuffer]]:
+    """Keep others from writing; yield the members of a merged buffer, or the buffer alone."""
+    members = [*compat.member_buffers(rb)] if isinstance(rb, ReplayBufferEnsemble) else [rb]
+    with ExitStack() as stack:
+        # In one order, or two merged buffers could wait for each other.
+        for each in dict.fromkeys([rb, *sorted(members, key=id)]):
+            stack.enter_context(compat.replay_lock(each))
+            stack.enter_context(compat.write_lock(each))
+        yield members
+
+
+# What rows hold.
+
+
+def _key(rb: ReplayBuffer) -> NestedKey:
+    """Return the key that rows are ranked by."""
+    key = getattr(rb.writer, "key", None)
+    if key not in (None, keys.INDEX):
+        return key
+    of_episodes = _column(rb, keys.EPISODE_LOG_REWARD) is not None
+    return keys.EPISODE_LOG_REWARD if of_episodes else keys.LOG_REWARD
+
+
+def _column(rb: ReplayBuffer, key: NestedKey) -> Tensor | None:
+    try:
+        return KeyColumn(key).values(rb.storage).detach().cpu().clone()
+    except GfnRbError:  # rows have no such number
+        return None
+
+
+def _ranks(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
+    value = _column(rb, _key(rb))
+    return None if value is None else value.double().nan_to_num(-torch.inf, torch.inf, -torch.inf)
+
+
+def _ages(rb: ReplayBuffer) -> Int64[Tensor, "n"] | None:
+    version, statistics = _column(rb, keys.POLICY_VERSION), getattr(rb, "statistics", None)
+    if version is None:
+        return None
+    newest = version.max() if statistics is None else max(version.max(), statistics.newest.cpu())
+    return newest - version.long()
+
+
+def _log_probs(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
+    """Return the log-probability of each row in a single draw, None where it is unknown."""
+    if type(rb.sampler) is RandomSampler:
+        return -torch.full((len(rb.storage),), len(rb.storage), dtype=torch.float64).log()
+    if (log_probs := getattr(rb.sampler, "log_probs", None)) is None:
+        return None
+    try:
+        return log_probs(rb.storage).detach().cpu().double()
+    except GfnRbError:  # such as of rows that have no weight
+        return None
+
+
+def _whole(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
+    """Return stored rows as they were added; rows of several lengths are padded."""
+    storage = rb.storage
+    if isinstance(storage, ListStorage):
+        rows = lazy_stack([storage.get(i) for i in index.tolist()])
+    elif isinstance(storage, EncodedStorage):
+        rows = storage.padded_rows(index)
+    else:
+        rows = storage.get(index)
+    compact = compact_rows_of(rb)
+    return rows if compact is None else compact(rows)
+
+
+def _objects(
+    rows: TensorDictBase, key: NestedKey
+) -> tuple[Any, Bool[Tensor, "n"] | None, Int64[Tensor, "n d"]] | None:
+    """Return the object of each row, which of them are whole, and what tells them apart.
+
+    Rows without a state are taken for their first text, or else for their first entry.
+    """
+    held = {*rows.keys()}
+    if keys.STATE in held and isinstance(_entry(rows, keys.STATE), Tensor):
+        if keys.ACTION in held and keys.LENGTH not in held:  # transitions
+            done = rows.get(keys.NEXT_DONE, None)
+            rows = rows.select(keys.STATE, keys.CONDITION, strict=False)
+            if done is not None:
+                rows.set(keys.IS_TERMINATING, done)
+        found, columns = terminating_states(rows), state_columns(rows)
+        assert found is not None
+        assert columns is not None
+        return _cut(found[0], rows.get(keys.mask_key(keys.STATE), None)), found[1], columns
+    values = {
+        name: _entry(rows, name)
+        for name in rows.keys(True, True, is_leaf=is_leaf_nontensor)
+        if name not in {*_NO_OBJECT, key} and not keys.is_mask_key(name)
+    }
+    if not values:
+        return None
+    texts = [name for name, value in values.items() if not isinstance(value, Tensor)]
+    name = [*texts, *values][0]
+    mask = None if texts else rows.get(keys.mask_key(name), None)
+    return _cut(values[name], mask), None, content_columns(rows, name, name)
+
+
+def _entry(rows: TensorDictBase, name: NestedKey) -> Any:
+    """Return an entry as a tensor, or as a list where rows hold text or differ in shape."""
+    if isinstance(rows, LazyStackedTensorDict):
+        listed = [row.get(name) for row in rows.unbind(0)]
+        if len({getattr(each, "shape", None) for each in listed}) > 1:
+            return listed
+    value = rows.get(name)
+    return value if isinstance(value, Tensor) else [getattr(each, "data", each) for each in value]
+
+
+def _cut(value: Any, mask: Tensor | None) -> Any:
+    """Return padded rows as a list of what is in front of the padding; other rows as they are."""
+    if mask is None or mask.shape != value.shape[:2]:
+        return value
+    return [row[:n] for row, n in zip(value, mask.sum(1).tolist(), strict=True)]
+
+
+def _object_columns(rb: ReplayBuffer) -> tuple[Int64[Tensor, "n d"], Bool[Tensor, "n"]] | None:
+    """Return what tells objects of a buffer apart, and which rows are whole objects."""
+    parts = []
+    for index in torch.arange(len(rb.storage)).split(_CHUNK):
+        try:
+            found = _objects(_whole(rb, index), _key(rb))
+        except GfnRbError:  # rows of no known kind
+            return None
+        if found is None:
+            return None
+        _, whole, columns = found
+        is_whole = torch.ones(len(index), dtype=torch.bool) if whole is None else whole.cpu()
+        parts.append((columns.cpu(), is_whole))
+    columns, is_whole = (torch.cat(each) for each in zip(*parts, strict=True))
+    return columns, is_whole
+
+
+def _numbered(
+    objects: Sequence[tuple[Tensor, Tensor] | None],
+) -> Int64[Tensor, "n"] | None:
+    """Return a number for each distinct row of columns, -1 for rows that are no whole object."""
+    known = [each for each in objects if each is not None]
+    if not known or len(known) < len(objects) or len({each.shape[1] for each, _ in known}) > 1:
+        return None
+    columns, is_whole = (torch.cat(each) for each in zip(*known, strict=True))
+    # Sums of products with fixed random odd numbers, as of fingerprints, are sorted in one pass.
+    generator = torch.Generator().manual_seed(0)
+    odd = torch.randint(-(2**62), 2**62, (columns.shape[1],), generator=generator) * 2 + 1
+    number = (columns * odd).sum(1).unique(return_inverse=True)[1]
+    return number.where(is_whole, -1)
+
+
+def _joined(columns: Sequence[Tensor | None]) -> Tensor | None:
+    known = [each for each in columns if each is not None]
+    return torch.cat(known) if known and len(known) == len(columns) else None
+
+
+def _quantiles(value: Float64[Tensor, "n"], *shares: float) -> tuple[float, ...]:
+    """Return quantiles that are values themselves: torch's own stop at 16 million."""
+    ordered = value.sort().values
+    return tuple(float(ordered[round(share * (len(ordered) - 1))]) for share in shares)

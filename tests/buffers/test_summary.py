@@ -1,0 +1,258 @@
+"""What people try first with a buffer: extend by a container or a dict, best rows, a summary."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from factories import objects, seeded, trajectories
+from tensordict import TensorDict, lazy_stack
+from torchrl.data import ListStorage
+
+from gfn_rb import (
+    MergedReplayBuffer,
+    RaggedStorage,
+    Sampler,
+    SoftmaxRewardSampler,
+    Trajectories,
+    diverse_buffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    state_buffer,
+    terminating_state_buffer,
+    transition_buffer,
+)
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
+from gfn_rb.policies import ForwardPolicy
+
+ENV = HyperGrid(2, 5)
+PATHS = [reward_prioritized_buffer, diverse_buffer, fifo_buffer]
+EVERY = [*PATHS, terminating_state_buffer, transition_buffer, state_buffer]
+
+
+@pytest.fixture(scope="module")
+def walks() -> Trajectories:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        walks = Sampler(ForwardPolicy(ENV)).sample_trajectories(ENV, n=30)
+    number = ENV.fingerprint(walks.terminating_states)  # equal objects have equal rewards
+    log_reward = -torch.randperm(25, generator=seeded())[number].float()
+    return Trajectories.from_tensordict(walks.to_tensordict().set("log_reward", log_reward))
+
+
+# Rows come as people have them.
+
+
+@pytest.mark.parametrize("preset", EVERY)
+def test_containers_and_dicts_are_added(preset, walks) -> None:
+    made = [preset(200, **({"max_length": 9} if preset in PATHS else {})) for _ in range(3)]
+    td = walks.to_tensordict()
+    for rb, data in zip(made, (td, walks, dict(td.items())), strict=True):
+        assert rb.extend(data).shape[:1] >= (30,)
+        assert (rb[:] == made[0][:]).all()
+    if preset is transition_buffer:
+        made[0].extend(walks.to_transitions())
+
+
+def test_a_dict_may_be_nested_and_hold_arrays() -> None:
+    rb = fifo_buffer(4)
+    nested = {"state": torch.ones(2), "done": torch.zeros(2)}
+    rb.extend({"x": torch.arange(2).numpy(), "next": nested, ("next", "y"): torch.ones(2)})
+    assert rb[:]["x"].tolist() == [0, 1]
+    assert rb[:]["next", "y"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([objects([1])], r"got a list: .*: torch.stack\(rows\) joins TensorDicts"),
+        (torch.zeros(3), r'got a Tensor: .*: name it, as \{"state": states'),
+        ({}, "data must be a TensorDict"),
+        (None, "got None"),
+    ],
+)
+def test_what_is_no_batch_of_rows_is_refused_with_a_remedy(data, message) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        reward_prioritized_buffer(4).extend(data)
+
+
+def test_a_dict_of_unequal_entries_is_refused() -> None:
+    rb, zeros = reward_prioritized_buffer(4), torch.zeros
+    for data in ({"a": zeros(3), "b": zeros(2, 5)}, {"a": zeros(3), "b": 1.0}, {"a": 1.0}):
+        with pytest.raises(ShapeError, match=r"as many rows, .* got shapes {'a': \["):
+            rb.extend(data)
+    assert not len(rb)
+
+
+# Best rows.
+
+
+@pytest.mark.parametrize("compact", [None, "narrow", "rebuild"])
+@pytest.mark.parametrize("preset", EVERY)
+def test_best_rows_are_whole_and_in_order(preset, compact, walks) -> None:
+    if compact == "rebuild" and preset not in PATHS:
+        pytest.skip("has no paths")
+    options = {"max_length": 9} if preset in PATHS else {}
+    rb = preset(25, compact=compact, env=ENV, **options)
+    rb.extend(walks)
+    best, held = rb.best(7), rb[:]
+    key = "episode_log_reward" if preset in (transition_buffer, state_buffer) else "log_reward"
+    order = held[key].argsort(descending=True, stable=True)[:7]
+    assert best["index"].equal(order)
+    assert (best.exclude("index") == held[order].exclude("index")).all()
+    assert len(rb.best(1000)) == len(rb)
+
+
+def test_best_rows_of_a_merged_buffer() -> None:
+    a, b, c = (terminating_state_buffer(4) for _ in range(3))
+    a.extend(objects([3, 1, 7]))
+    b.extend(objects([2, 9]))
+    best = MergedReplayBuffer(a, b, c).best(4)
+    assert best["log_reward"].tolist() == [9, 7, 3, 2]
+    assert best["buffer_id"].tolist() == [1, 0, 0, 1]
+    assert best["index"].tolist() == [1, 2, 0, 0]
+
+
+def test_best_needs_rows_and_rewards() -> None:
+    rb = fifo_buffer(4)
+    with pytest.raises(EmptyBufferError, match="rb must hold rows for best"):
+        rb.best()
+    rb.extend({"x": torch.zeros(2)})
+    with pytest.raises(KeyMismatchError, match="without 'log_reward'"):
+        rb.best()
+    with pytest.raises(ArgumentError, match="k must be at least 1, got 0"):
+        rb.best(0)
+
+
+# Summaries.
+
+
+def with_versions(values, versions) -> TensorDict:
+    return objects(values).set("policy_version", torch.tensor(versions))
+
+
+def test_numbers_by_hand() -> None:
+    rb = fifo_buffer(8, sampler=SoftmaxRewardSampler(), statistics=True)
+    rb.extend(with_versions([1, 2, 2, 5], [3, 4, 6, 10]))
+    rb.policy_version = 12
+    told = rb.summary()
+    assert (told.n_rows, told.capacity, told.n_objects) == (4, 8, 3)
+    assert told.log_rewards == (1, 2, 2, 2, 5)
+    assert told.ages == (2, 8, 9)
+    assert told.best == (("(5, 0)", 5.0), ("(2, 0)", 2.0), ("(1, 0)", 1.0))
+    p = torch.tensor([1.0, 2, 2, 5]).double().softmax(0)
+    assert told.effective_rows == pytest.approx(float(1 / p.square().sum()), rel=1e-6)
+    assert told.mean_draw_age == pytest.approx(float(p @ torch.tensor([9.0, 8, 6, 2]).double()))
+    assert told.top_share == pytest.approx(1.0)
+
+
+def test_uniform_draws_of_many_rows() -> None:
+    rb = fifo_buffer(400)
+    rb.extend(objects(range(300)))
+    told = rb.summary()
+    assert told.effective_rows == pytest.approx(300)
+    assert told.top_share == pytest.approx(1 / 3)
+    assert (told.ages, told.mean_draw_age) == (None, None)
+
+
+def test_the_text_has_at_most_12_lines() -> None:
+    rb = fifo_buffer(400)
+    rb.extend(with_versions(range(300), range(300)))
+    lines = str(rb.summary(lambda state: [f"object {x}\n" * 30 for x in state[:, 0].tolist()]))
+    assert len(lines.splitlines()) == 12
+    assert max(map(len, lines.splitlines())) <= 110
+    for part in ("300 of 400", "0 to 299, quartiles 75 150 224", "300.0 (100.0% of the rows)",
+                 "0 to 299 policy versions, median 150", "33.3%", "149.5 policy versions",
+                 "299         object 299 object 299"):  # fmt: skip
+        assert part in lines
+
+
+@pytest.mark.parametrize("compact", [None, "narrow"])
+@pytest.mark.parametrize("preset", EVERY)
+def test_objects_of_every_preset(preset, compact, walks) -> None:
+    options = {"max_length": 9} if preset in PATHS else {}
+    rb = preset(1000, compact=compact, env=ENV, **options)
+    rb.extend(walks)
+    told, distinct = rb.summary(ENV), {*ENV.describe(walks.terminating_states)}
+    assert told.n_objects == len(distinct)
+    best: dict[str, float] = {}
+    for i in walks.log_reward.argsort(descending=True).tolist():
+        words = ENV.describe(walks.terminating_states[i : i + 1])[0]
+        best.setdefault(words, float(walks.log_reward[i]))
+    assert told.best == (*list(best.items())[:5],)
+    assert told.log_rewards is not None
+    assert told.log_rewards[-1] == float(walks.log_reward.max())
+
+
+def test_a_merged_buffer_counts_each_object_once() -> None:
+    a, b = fifo_buffer(4, max_length=3), reward_prioritized_buffer(4, max_length=2)
+    a.extend(trajectories([3, 4], n_steps=3))
+    b.extend(trajectories([4, 9]))
+    told = MergedReplayBuffer(a, b).summary()
+    assert (told.n_rows, told.capacity, told.n_objects) == (4, 8, 3)
+    assert told.best == (("(9)", 9.0), ("(4)", 4.0), ("(3)", 3.0))
+
+
+def test_conditions_tell_objects_apart() -> None:
+    rb = fifo_buffer(4)
+    rb.extend(objects([1, 1, 1]).set("condition", torch.tensor([[0.0], [1.0], [1.0]])))
+    assert rb.summary().n_objects == 2
+
+
+def test_rows_of_several_lengths() -> None:
+    rb = fifo_buffer(4, storage=RaggedStorage(4, {"state": 5}))
+    state, length = torch.tensor([[1, 2, 0], [1, 0, 0], [1, 2, 0]]), torch.tensor([2, 1, 3])
+    rb.extend({"state": state, "state_length": length, "log_reward": torch.arange(3.0)})
+    told = rb.summary()
+    assert told.n_objects == 3
+    assert told.best == (("(1, 2, 0)", 2.0), ("(1)", 1.0), ("(1, 2)", 0.0))
+
+
+def test_rows_in_a_list_with_text() -> None:
+    rb = fifo_buffer(4, storage=ListStorage(4))
+    rows = [TensorDict({"n": torch.tensor(float(len(t)))}).set("text", t) for t in ("a", "bb", "a")]
+    rb.extend(lazy_stack([each.set("log_reward", each["n"]) for each in rows]))
+    told = rb.summary()
+    assert told.n_objects == 2
+    assert told.best == (("bb", 2.0), ("a", 1.0))
+    assert rb.best(1)["text"] == ["bb"]
+
+
+@pytest.mark.parametrize("key", ["state", "tokens"])
+def test_rows_in_a_list_that_differ_in_length(key) -> None:
+    rb = fifo_buffer(4, storage=ListStorage(4))
+    rows = [{key: torch.arange(n), "log_reward": torch.tensor(float(n))} for n in (2, 3, 2)]
+    rb.extend(lazy_stack([TensorDict(row) for row in rows]))
+    told = rb.summary()
+    assert told.n_objects == 2
+    assert told.best == (("(0, 1, 2)", 3.0), ("(0, 1)", 2.0))
+    assert rb.best(1)[key].tolist() == [[0, 1, 2]]
+
+
+def test_what_there_is_not_is_said() -> None:
+    rb = fifo_buffer(4)
+    assert str(rb.summary()).splitlines()[-1].split() == ["log-reward", "no", "rows", "yet"]
+    rb.extend({"log_reward": torch.zeros(2)})
+    assert rb.summary().n_objects is None
+    other = fifo_buffer(4, sampler=SoftmaxRewardSampler())
+    other.extend({"state": torch.zeros(2, 1)})
+    told = other.summary()
+    assert "none stored" in str(told)
+    assert (told.log_rewards, told.effective_rows, told.best, told.n_objects) == (None, None, (), 1)
+
+
+def test_a_description_that_fails_is_named() -> None:
+    rb = fifo_buffer(4)
+    rb.extend(objects([1, 2]))
+
+    def fails(state):
+        raise ValueError("no\nsuch letter")
+
+    with pytest.raises(ArgumentError, match=r"raised ValueError: 'no\\nsuch letter'"):
+        rb.summary(fails)
+    for wrong in (lambda state: ["one"], lambda state: [1, 2]):
+        with pytest.raises(ArgumentError, match="describe must return a text for each of 2 states"):
+            rb.summary(wrong)
+    for wrong in ("words", HyperGrid):
+        with pytest.raises(ArgumentError, match="describe must be an environment or a callable"):
+            rb.summary(wrong)
