@@ -27,7 +27,7 @@ from gfn_rb.rollout.walk import Walk
 from gfn_rb.shapes import Bool
 
 
-class LocalSearchSampler:
+class LocalSearchSampler(Sampler):
     """Improves objects by undoing their last moves and making new ones (back and forth).
 
     One search undoes K moves of an object x, sampled from the backward policy, and samples a
@@ -40,6 +40,8 @@ class LocalSearchSampler:
     noise have no tractable density.
 
     Attributes:
+        estimator: the forward policy.
+        backward_sampler: sampler of the backward policy.
         n_reward_calls: number of states whose reward was computed so far: ends of new trajectories
             and proposals. Objects that a search starts from cost none.
 
@@ -58,7 +60,8 @@ class LocalSearchSampler:
             raise ArgumentError("pf must be a forward policy, got one with is_backward=True")
         if not require_direction(pb, "pb"):
             raise ArgumentError("pb must be a backward policy, got one with is_backward=False")
-        self.forward, self.backward = Sampler(pf), Sampler(pb)
+        super().__init__(pf)
+        self.backward_sampler = Sampler(pb)
         self.n_reward_calls = 0
 
     @torch.no_grad()
@@ -66,11 +69,12 @@ class LocalSearchSampler:
         self,
         env: GFNEnv,
         trajectories: Trajectories | States,
+        save_estimator_outputs: bool = False,
+        save_logprobs: bool = False,
         back_steps: int | Tensor | None = None,
         back_ratio: float | None = None,
         use_metropolis_hastings: bool = False,
-        save_estimator_outputs: bool = False,
-        save_logprobs: bool = False,
+        debug: bool = False,
         **policy_kwargs: Any,
     ) -> tuple[Trajectories, Bool[Tensor, "n"]]:
         """Search once around each object.
@@ -81,14 +85,15 @@ class LocalSearchSampler:
         Args:
             env: the environment.
             trajectories: forward or backward trajectories, or terminating states.
+            save_estimator_outputs: whether to save the forward policy's logits at each step.
+            save_logprobs: whether to save the forward policy's log-probability of each action in
+                nats, including the steps before the undone moves.
             back_steps: number K of moves to undo, the exit not counted: one number, or one per row,
                 int64 [n]. Give ``back_steps`` or ``back_ratio``.
             back_ratio: share of moves to undo, above 0 and at most 1, rounded up.
             use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
                 is accepted if its reward is strictly higher.
-            save_estimator_outputs: whether to save the forward policy's logits at each step.
-            save_logprobs: whether to save the forward policy's log-probability of each action in
-                nats, including the steps before the undone moves.
+            debug: whether to compare the proposals with those that a plain loop puts together.
             **policy_kwargs: keywords below.
 
         Keyword Args:
@@ -122,7 +127,10 @@ class LocalSearchSampler:
             updated = metropolis_hastings(proposal, rule, exploration.generator)
         else:
             updated = proposal.reconstructed.log_reward > proposal.backtracked.log_reward
-        return proposal.trajectories(save_estimator_outputs, save_logprobs), updated
+        found = proposal.trajectories(save_estimator_outputs, save_logprobs)
+        if debug:
+            proposal.check(found)
+        return found, updated
 
     @torch.no_grad()
     def sample_trajectories(
@@ -189,12 +197,17 @@ class LocalSearchSampler:
             "save_logprobs": save_logprobs,
             **policy_kwargs,
         }
-        batch = self.forward.sample_trajectories(env, n, states, conditions, **keep)
+        batch = super().sample_trajectories(env, n, states, conditions, **keep)
         self.n_reward_calls += len(batch)
         batches, current = [batch], _terminating(batch)
         for _ in range(n_local_search_loops):
             batch, updated = self.local_search(
-                env, current, back_steps, back_ratio, use_metropolis_hastings, **keep
+                env,
+                current,
+                back_steps=back_steps,
+                back_ratio=back_ratio,
+                use_metropolis_hastings=use_metropolis_hastings,
+                **keep,
             )
             batches.append(batch)
             row = torch.arange(len(current), device=updated.device)
@@ -213,7 +226,7 @@ class LocalSearchSampler:
     ) -> Proposal:
         """Walk back, find the junctions, and walk forward from them."""
         back = replace(exploration, exit_bias=0.0)
-        old = self.backward.sample_trajectories(
+        old = self.backward_sampler.sample_trajectories(
             env,
             states=start.state,
             conditions=start.condition,
@@ -222,7 +235,7 @@ class LocalSearchSampler:
             **vars(back),
         ).reverse()
         junction = old.length - 1 - moves_back(rule, old.length - 1)
-        new = self.forward.sample_trajectories(
+        new = super().sample_trajectories(
             env,
             states=old.state[torch.arange(len(old), device=old.device), junction],
             conditions=start.condition,
@@ -231,8 +244,8 @@ class LocalSearchSampler:
             **vars(exploration),
         )
         self.n_reward_calls += len(new)
-        pf = Walk(self.forward.policy, env, exploration)
-        pb = Walk(self.backward.policy, env, back)
+        pf = Walk(self.policy, env, exploration)
+        pb = Walk(self.backward_sampler.policy, env, back)
         return Proposal(old, new, junction, pf, pb)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gfn_rb import keys
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout.log_probs import decisions
@@ -66,6 +67,24 @@ class Proposal:
             ),
             condition=new.condition,
         )
+
+    def check(self, found: Trajectories) -> None:
+        """Raise AssertionError unless a plain loop over rows and steps joins the walks alike."""
+        old, new = self.backtracked, self.reconstructed
+        parts: dict[str, Any] = {
+            keys.STATE: (old.state, new.state),
+            keys.ACTION: (old.action, new.action),
+        }
+        if found.log_prob is not None:
+            parts[keys.LOG_PROB] = self.backtracked_pf.log_prob, new.log_prob
+        for i, junction in enumerate(self.junction.tolist()):
+            n_steps = junction + int(new.length[i])
+            assert int(found.length[i]) == n_steps, f"length of row {i}"
+            for name, (head, tail) in parts.items():
+                for step in range(n_steps + (name == keys.STATE)):
+                    expected = head[i, step] if step < junction else tail[i, step - junction]
+                    joined = getattr(found, name)[i, step]
+                    assert joined.equal(expected), f"{name} {step} of row {i}"
 
 
 def spliced(

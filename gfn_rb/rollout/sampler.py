@@ -46,6 +46,11 @@ class Sampler:
         self.policy = policy
 
     @property
+    def estimator(self) -> TensorDictModuleBase:
+        """The policy, under torchgfn's name."""
+        return self.policy
+
+    @property
     def is_backward(self) -> bool:
         """Whether trajectories run from the sink to the source."""
         return self.policy.is_backward

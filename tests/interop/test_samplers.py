@@ -4,6 +4,7 @@ import pytest
 import torch
 
 gym = pytest.importorskip("gfn.gym")
+box_utils = pytest.importorskip("gfn.gym.helpers.box_utils")
 
 import gfn.samplers as theirs  # noqa: E402
 from gfn.estimators import (  # noqa: E402
@@ -13,6 +14,7 @@ from gfn.estimators import (  # noqa: E402
 )
 from gfn.preprocessors import KHotPreprocessor  # noqa: E402
 from gfn.utils.modules import MLP, RecurrentDiscreteSequenceModel  # noqa: E402
+from gfn.utils.prob_calculations import get_trajectory_pfs  # noqa: E402
 from scipy.stats import chi2_contingency  # noqa: E402
 from statistics_of_draws import chi_square_p  # noqa: E402
 
@@ -139,6 +141,59 @@ def test_torchgfns_code_samples_what_cannot_be_adapted() -> None:
     recurrent = RecurrentDiscretePolicyEstimator(model, bits.n_actions)
     found = ours.Sampler(recurrent).sample_trajectories(bits, n=3, save_logprobs=True)
     assert found.log_probs.shape == (5, 3)
-    backward = DiscretePolicyEstimator(MLP(2, 2), bits.n_actions, is_backward=True)
+    backward = DiscretePolicyEstimator(MLP(4, bits.n_actions - 1), bits.n_actions, is_backward=True)
+    search = ours.LocalSearchSampler(recurrent, backward)
     with pytest.raises(ArgumentError, match="use_metropolis_hastings must be False"):
-        ours.LocalSearchSampler(recurrent, backward).local_search(bits, found, back_ratio=0.5)
+        search.local_search(bits, found, back_ratio=0.5)
+    plain = {"use_metropolis_hastings": False, "back_ratio": 0.5}
+    proposed, updated = search.local_search(bits, found, save_logprobs=True, debug=True, **plain)
+    assert updated.equal(proposed.log_rewards > found.log_rewards)
+    assert proposed.log_probs.shape == (5, 3)
+    with pytest.raises(NotImplementedError, match="save_estimator_outputs must be False for BitS"):
+        search.local_search(bits, found, save_estimator_outputs=True, **plain)
+
+
+def test_metropolis_hastings_leaves_the_target_of_a_box_invariant() -> None:
+    torch.manual_seed(0)
+    box, options = gym.Box(delta=0.25), {"hidden_dim": 16, "n_hidden_layers": 1}
+    pf = box_utils.BoxPFEstimator(
+        box, box_utils.BoxPFMLP(n_components=1, n_components_s0=1, **options), 1, 1
+    )
+    pb = box_utils.BoxPBEstimator(box, box_utils.BoxPBMLP(n_components=1, **options), 1)
+    search, middle = ours.LocalSearchSampler(pf, pb), (torch.arange(400) + 0.5) / 400
+    every = torch.cartesian_prod(middle, middle)
+    reward = box.log_reward(box.states_from_tensor(every)).exp()
+    target = torch.zeros(16).index_add_(0, cell(every), reward) / reward.sum()
+    chosen = reward.multinomial(4000, replacement=True)
+    x = every[chosen] + (torch.rand(4000, 2) - 0.5) / 400
+    starts = search.backward_sampler.sample_trajectories(box, states=box.states_from_tensor(x))
+    for back in ({"back_ratio": 0.5}, {"back_steps": torch.tensor(2)}):
+        found, updated = search.local_search(
+            box, starts.reverse_backward_trajectories(), debug=True, **back
+        )
+        assert 0.05 < updated.float().mean() < 0.95
+        ends = found.terminating_states.tensor.where(updated[:, None], x)
+        assert chi_square_p(torch.bincount(cell(ends), minlength=16), target) > 1e-3
+
+
+def cell(x: torch.Tensor) -> torch.Tensor:
+    return ((x * 4).long().clamp(max=3) * torch.tensor([4, 1])).sum(1)
+
+
+def test_local_search_keeps_what_it_is_asked_for() -> None:
+    pf, options = estimator(scale=3.0), {"epsilon": 0.3, "back_ratio": 0.5}
+    search = ours.LocalSearchSampler(pf, estimator(True))
+    start = search.sample_trajectories(GRID, 16)
+    found, _ = search.local_search(GRID, start, **KEPT, **options, debug=True)
+    real = ~found.actions.is_dummy
+    torch.testing.assert_close(found.estimator_outputs[real], pf(found.states[:-1][real]))
+    # As torchgfn's, they are those of the policy without exploration.
+    torch.testing.assert_close(found.log_probs, get_trajectory_pfs(pf, found))
+    both = search.sample_trajectories(GRID, 16, n_local_search_loops=1, **KEPT, **options)
+    assert both.estimator_outputs.shape[:2] == both.log_probs.shape == both.actions.batch_shape
+
+
+def test_states_of_more_than_one_dimension_are_refused() -> None:
+    for module in (ours, theirs):
+        with pytest.raises(AssertionError, match="batch_shape of length 1"):
+            module.Sampler(estimator()).sample_trajectories(GRID, states=GRID.reset((2, 3)))

@@ -9,7 +9,13 @@ from gfn_rb.buffers import terminating_state_buffer
 from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.rollout import Exploration, LocalSearchSampler, Sampler, trajectory_log_probs
+from gfn_rb.rollout import (
+    Exploration,
+    LocalSearchSampler,
+    Sampler,
+    metropolis_hastings,
+    trajectory_log_probs,
+)
 
 ENVS = {
     "grid": HyperGrid(3, 4),
@@ -142,7 +148,7 @@ def test_saved_numbers_are_the_forward_policys_on_the_whole_row(
         generator=seeded(3),
         **options,
     )
-    real, policy = rows.real_steps, sampler.forward.policy
+    real, policy = rows.real_steps, sampler.policy
     state = rows.state[:, :-1][real]
     torch.testing.assert_close(rows.estimator_output[real], policy(state=state))
     assert (rows.estimator_output[~real] == 0).all()
@@ -162,7 +168,7 @@ def test_loops_equal_searches_made_by_hand(use_metropolis_hastings):
     options = {"generator": generator, "epsilon": 0.2, "save_logprobs": True}
     options |= {"save_estimator_outputs": True}
     search = {"back_steps": torch.arange(n) % 5, "use_metropolis_hastings": use_metropolis_hastings}
-    batches = [Sampler(sampler.forward.policy).sample_trajectories(env, n, **options)]
+    batches = [Sampler(sampler.policy).sample_trajectories(env, n, **options)]
     x = batches[0].terminating_states
     for _ in range(3):
         batch, updated = sampler.local_search(env, states_of(env, x), **search, **options)
@@ -178,7 +184,7 @@ def test_loops_equal_searches_made_by_hand(use_metropolis_hastings):
 def test_searches_start_from_backward_trajectories_and_given_states():
     env = HyperGrid(2, 4)
     sampler = searcher(env)
-    backward = sampler.backward.sample_trajectories(env, states=env.terminating_states())
+    backward = sampler.backward_sampler.sample_trajectories(env, states=env.terminating_states())
     by_rows, _ = sampler.local_search(env, backward, back_ratio=0.5, generator=seeded())
     by_states, _ = sampler.local_search(
         env, states_of(env, env.terminating_states()), back_ratio=0.5, generator=seeded()
@@ -234,7 +240,7 @@ def test_conditions_stay_with_their_rows(use_metropolis_hastings):
     )
     assert torch.equal(rows.condition, conditions.repeat(4, 1))
     assert torch.equal(rows.log_reward, rows.condition[:, 0] * rows.terminating_states)
-    again = trajectory_log_probs(sampler.forward.policy, env, rows)
+    again = trajectory_log_probs(sampler.policy, env, rows)
     torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
 
 
@@ -327,3 +333,25 @@ def test_nan_rewards_are_named():
     )
     with pytest.raises(NaNError, match="log_reward without NaN, got one in row 1"):
         sampler.local_search(env, unknown, back_ratio=0.5)
+
+
+def test_it_is_a_sampler_of_the_forward_policy() -> None:
+    env = ENVS["grid"]
+    sampler = searcher(env)
+    assert isinstance(sampler, Sampler)
+    assert sampler.estimator is sampler.policy
+    assert sampler.backward_sampler.is_backward
+    assert sampler.sample_actions(env, env.source(3)).action.shape == (3,)
+
+
+def test_debugging_compares_the_proposals_with_a_plain_loop(monkeypatch) -> None:
+    env = ENVS["grid"]
+    sampler, start = searcher(env), states_of(env, env.terminating_states())
+    options = {"back_ratio": 0.5, "save_logprobs": True, "debug": True}
+    sampler.local_search(env, start, **options)
+    joined = metropolis_hastings.spliced
+    monkeypatch.setattr(
+        metropolis_hastings, "spliced", lambda head, tail, at, n: joined(head, tail, at + 1, n)
+    )
+    with pytest.raises(AssertionError, match="of row 0"):
+        sampler.local_search(env, start, **options)
