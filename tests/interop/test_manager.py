@@ -10,7 +10,7 @@ import torch
 
 theirs = pytest.importorskip("gfn.containers")
 
-from interop.test_other_items import BOX, GRAPHS  # noqa: E402
+from interop.test_other_items import BOX, GRAPHS, box_trajectories  # noqa: E402
 from interop.torchgfn_items import GRID, WARM, assert_same, of_kind, rollouts, walks  # noqa: E402
 from remote.remote_runs import group, threads  # noqa: E402
 from transports.ranks import reports, under_mpiexec  # noqa: E402
@@ -47,7 +47,7 @@ def at(transport):
     remote._endpoints.made["mpi"] = remote.Endpoint(transport)
 
 
-def run(manager, *trainings, env=GRID, **options):
+def run(manager, *trainings, env=GRID, assigned=None, **options):
     """Run a manager, and a function of each training rank; return the manager."""
     ends, made = group(len(trainings) + 1, timeout=LIMIT), []
     first = threading.Event()
@@ -56,6 +56,8 @@ def run(manager, *trainings, env=GRID, **options):
         at(ends[-1])
         made.append(manager(env, len(trainings), len(trainings), **options))
         assert made[0].is_running
+        for name, value in (assigned or {}).items():
+            setattr(made[0], name, value)
         first.set()
         made[0].run()
         assert not made[0].is_running
@@ -168,6 +170,142 @@ def test_baselines_are_torchgfns(options, found) -> None:
     assert len(made.replay_buffer) == (2 if made.store_locally else 0)
 
 
+def test_options_of_a_manager_are_assigned_at_any_time() -> None:
+    options = {"baseline_strategy": "ema", "capacity": 4}
+    strategy = {"baseline_strategy": "percentile", "baseline_percentile": 0.5}
+
+    def train():
+        container = rollouts(n=4)
+        container._log_rewards = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        assert buffer(1).add(container)["baseline_log_reward"] == 2.5
+
+    made = run(ours.ReplayBufferManager, train, assigned=strategy, **options)
+    assert made.exit_counter == 1
+    made.baseline_ema_alpha = 0.5
+    for name, value in {"baseline_strategy": "max", "baseline_percentile": 2.0}.items():
+        with pytest.raises(ArgumentError):
+            setattr(made, name, value)
+
+    def train_slowly():
+        rb = buffer(1)
+        for expected, log_reward in ((1.0, 1.0), (2.0, 3.0)):
+            container = rollouts(n=1)
+            container._log_rewards = torch.tensor([log_reward])
+            assert rb.add(container)["baseline_log_reward"] == expected
+
+    run(ours.ReplayBufferManager, train_slowly, assigned={"baseline_ema_alpha": 0.5})
+
+
+def test_a_manager_stops_when_it_is_told_to() -> None:
+    ends, made = group(2, timeout=LIMIT), []
+
+    def score(container):
+        made[0].is_running = False
+        return {"n": len(container)}
+
+    def manage():
+        at(ends[1])
+        made.append(ours.ReplayBufferManager(GRID, 1, 1, score))
+        made[0].run()
+
+    def train():
+        at(ends[0])
+        assert buffer(1).add(rollouts(n=3))["n"] == 3
+
+    with threads(manage, train):
+        pass
+    assert (made[0].is_running, made[0].exit_counter) == (False, 0)
+    # One exit signal less is waited for.
+    ends, done = group(3, timeout=LIMIT), threading.Event()
+
+    def manage_one_of_two():
+        at(ends[2])
+        manager = ours.ReplayBufferManager(GRID, 2, 2)
+        manager.exit_counter = 1
+        manager.run()
+        assert manager.exit_counter == 2
+        done.set()
+
+    def leave():
+        at(ends[0])
+        ours.ReplayBufferManager.send_termination_signal(2)
+        assert done.wait(LIMIT)
+
+    with threads(manage_one_of_two, leave):
+        pass
+
+
+def test_several_buffers_of_a_rank_send_to_its_manager() -> None:
+    seen = []
+
+    def score(container):
+        seen.append((type(container).__name__, len(container)))
+        return {"n": len(container)}
+
+    batches = walks(GRID, 3, 8)
+
+    def train():
+        local = buffer(1)
+        diverse = ours.NormBasedDiversePrioritizedReplayBuffer(
+            GRID, 100, remote_manager_rank=1, scoring_only=True, async_score=True
+        )
+        slow = buffer(1, remote_buffer_freq=2, async_comm=True)
+        assert diverse.add(batches[0][:3]) is None
+        assert local.add(batches[0])["n"] == 8  # its own score, not that of the other buffer
+        assert diverse.add(batches[1][:5])["n"] == 3
+        assert slow.add(batches[1][:1]) is None
+        assert slow.pending_container.states.tensor.equal(batches[1][:1].states.tensor)
+        assert local.add(batches[1][:2])["n"] == 2
+        assert diverse.drain_pending_score()["n"] == 5
+        slow.add(batches[2][:6])
+        assert slow.pending_container is None
+        assert slow.drain_pending_score()["n"] == 7
+        slow.add(batches[2][:4])  # sent by the signal
+        with pytest.raises(ArgumentError, match="remote_manager_rank must be 1"):
+            buffer(0).add(batches[0])
+
+    run(ours.ReplayBufferManager, train, scoring_function=score, store_locally=False)
+    kinds = [("StatesContainer", 3), ("Trajectories", 8), ("StatesContainer", 5)]
+    assert seen == [*kinds, *(("Trajectories", n) for n in (2, 7, 4))]
+
+
+def test_float_actions_wait_for_others() -> None:
+    seen = []
+
+    def score(container):
+        seen.append(container.actions.tensor)
+        return {"n": len(container)}
+
+    first, second = box_trajectories(3, 2), box_trajectories(4, 5)
+    expected = first[torch.arange(3)]
+    expected.extend(second)
+
+    def train():
+        rb = buffer(1, BOX, remote_buffer_freq=2)
+        assert rb.add(first) is None
+        assert rb.add(second)["n"] == 7
+
+    run(ours.ReplayBufferManager, train, env=BOX, scoring_function=score)
+    assert seen[0].equal(expected.actions.tensor)
+
+
+def test_times_of_messages_are_noted_and_printed(capsys) -> None:
+    times = {}
+
+    def train():
+        rb = buffer(1, timing=True)
+        rb.add(rollouts(n=4))
+        times.update(rb.timing_data)
+
+    run(ours.ReplayBufferManager, train, timing=True)
+    names = "local_add", "serialize_objs", "send_data", "recv_score", "send_objs"
+    assert {name: len(times[name]) for name in names} == dict.fromkeys(names, 1)
+    assert sum(times[name][0] for name in names[1:4]) <= times["send_objs"][0]
+    printed = capsys.readouterr().out
+    for text in ("Manager 1: 1 batches", "rank 0: 1 batches", "  score: total=", "  local_add: "):
+        assert text in printed
+
+
 def test_when_and_what_is_sent_is_chosen() -> None:
     kinds = []
 
@@ -245,12 +383,8 @@ def test_what_cannot_be_sent_is_refused() -> None:
         assert len(rb) == 0
         with pytest.raises(RemoteError, match="no score"):
             rb.add(rollouts(n=2))
-        with pytest.raises(ArgumentError, match="another buffer of this process"):
-            buffer(0).add(rollouts(n=2))
         with pytest.raises(NotImplementedError, match="got graphs"):
             buffer(1, GRAPHS)
-        with pytest.raises(NotImplementedError, match="remote_buffer_freq must be 1"):
-            buffer(1, BOX, remote_buffer_freq=2)
         with pytest.raises(ArgumentError, match="must be 'mpi', 'torch' or 'gloo', got 'ccl'"):
             buffer(1, communication_backend="ccl")
 
@@ -267,7 +401,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         ({"num_training_ranks": 2}, "num_training_ranks must be from 1 to 1"),
         ({"baseline_strategy": "max"}, "baseline_strategy must be 'min', 'percentile' or 'ema'"),
         ({"baseline_percentile": 2.0, "baseline_strategy": "percentile"}, "baseline_percentile"),
-        ({"baseline_ema_alpha": 0.0}, "alpha must be above 0"),
+        ({"baseline_ema_alpha": 0.0}, r"baseline_ema_alpha must be in \(0, 1\], got 0.0"),
     ],
 )
 def test_arguments_of_managers_are_checked(options, why) -> None:
@@ -284,7 +418,6 @@ def test_buffers_and_managers_are_made_in_a_lone_process() -> None:
     manager = ours.ReplayBufferManager(GRID, 1, 2, baseline_strategy="ema", timing=True)
     assert (manager.is_running, manager.exit_counter) == (True, 0)
     assert (manager.baseline_strategy, manager.communication_backend) == ("ema", "mpi")
-    assert issubclass(theirs.Trajectories, ours.Container)
     assert isinstance(rollouts(n=1), ours.ContainerUnion)
 
 

@@ -1,6 +1,6 @@
 """torchgfn's environments, estimators, buffers and managers on our parts; it needs torchgfn."""
 
-from gfn.containers import Container as Container
+from gfn.containers.replay_buffer import Container as Container
 
 from gfn_rb.interop.torchgfn.buffers import (
     ContainerUnion,

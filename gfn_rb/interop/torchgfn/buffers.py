@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-import zipfile
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gfn.containers import StatesContainer, Trajectories, Transitions
 from gfn.env import Env
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
-from gfn_rb.errors import ArgumentError
-from gfn_rb.interop.torchgfn.remote import check_backend, endpoint, require_sendable
+from gfn_rb.errors import ArgumentError, CheckpointError, NaNError
+from gfn_rb.interop.torch_files import is_torch_file, read_torch_file
+from gfn_rb.interop.torchgfn.remote import (
+    Checked,
+    SharedWorker,
+    check_backend,
+    endpoint,
+    require_sendable,
+)
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
-from gfn_rb.remote import Awaited, BaselineFilter, Deferred, NonBlocking, ReplayBufferWorker, Reply
-from gfn_rb.samplers import SoftmaxRewardSampler
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.remote import Awaited, BaselineFilter, Deferred, NonBlocking, Reply
 from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -32,13 +36,14 @@ ContainerUnion = Trajectories | Transitions | StatesContainer
 _KINDS = (Trajectories, Transitions, StatesContainer)
 
 
-class ReplayBuffer:
+class ReplayBuffer(Checked):
     """torchgfn's ``ReplayBuffer``: same constructor, members, containers and errors.
 
     After each ``add``, the buffer keeps the same rows as torchgfn's. The cost of an ``add`` does
     not grow with the number of stored rows. Each access to ``training_container`` makes a copy in
     torchgfn's order: by reward if ``prioritized_capacity`` is True, otherwise by age. Assign a
-    container to change the content.
+    container to change the content. Options may be assigned at any time, and have an effect from
+    the next call on: a new ``capacity`` at the next ``add``.
 
     Args:
         env: torchgfn environment of the items.
@@ -50,20 +55,37 @@ class ReplayBuffer:
         remote_buffer_freq: number of adds whose items are sent together.
         communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
             processes of torch.distributed. Its first use in a process waits for all processes.
-        timing: record in ``timing_data`` how long each add and each draw takes.
+        timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
+            waiting for a reply.
         async_score: read the reply to a batch at the next add, so that scores are one add old.
         async_comm: never wait for a reply; scores are the newest that have arrived.
-        lazy_sort: no effect, as nothing is sorted.
+        lazy_sort: store added items together, once they and the stored ones are twice the capacity
+            or the content is read. Until then ``len`` counts them all.
         baseline_filtering: send only rows above the manager's baseline.
         scoring_only: send only terminating states and their log-rewards.
         baseline_refresh_after: number of batches in a row that the filter empties before one is
             sent whole.
 
+    Attributes:
+        pending_container: items that wait for ``remote_buffer_freq``; None without any.
+        timing_data: seconds by what they were spent on, one number per call.
+
     Raises:
         ValueError: ``baseline_filtering`` without a manager, or an argument breaks its rule.
-        NotImplementedError: a manager is given and states are graphs, or actions are continuous
-            and ``remote_buffer_freq`` is above 1.
+        NotImplementedError: a manager is given and states are graphs.
     """
+
+    _checks: ClassVar = {
+        "capacity": as_count,
+        "remote_buffer_freq": as_count,
+        "baseline_refresh_after": as_count,
+        "communication_backend": check_backend,
+    }
+    _rows: RowStore
+    _made_with: tuple[Any, ...]  # options that ``_rows`` was made with; () for none
+    _pending_rows: list[TensorDict]  # added and not yet stored
+    _kind: Any
+    _copy: Any
 
     def __init__(
         self,
@@ -95,30 +117,14 @@ class ReplayBuffer:
         self.baseline_filtering = baseline_filtering
         self.baseline_refresh_after = baseline_refresh_after
         self.timing_data: dict[str, list[float]] = {}
-        self.pending_container = None
-        self._kind: Any = None
-        self._copy: Any = None
+        self.pending_container: Any = None
+        self._n_adds, self._replies = 0, list[Reply]()
+        self._filter = BaselineFilter(baseline_refresh_after)
         self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
-        self._rows = self._new_rows()
-        check_backend(communication_backend)
+        self.training_container = None
         if remote_manager_rank is not None:
             as_count("remote_manager_rank", remote_manager_rank, 0)
-            require_sendable(env, remote_buffer_freq)
-
-    @cached_property
-    def _worker(self) -> ReplayBufferWorker | None:
-        """The connection to the manager, made on first use, if there is a manager."""
-        if self.remote_manager_rank is None:
-            return None
-        mode = NonBlocking if self.async_comm else Deferred if self.async_score else Awaited
-        refresh_after = self.baseline_refresh_after
-        return endpoint(self.communication_backend).worker(
-            self.remote_manager_rank,
-            mode=mode(),
-            frequency=self.remote_buffer_freq,
-            filter=BaselineFilter(refresh_after) if self.baseline_filtering else None,
-            payload="terminating" if self.scoring_only else "items",
-        )
+            require_sendable(env)
 
     def add(self, training_container: Any) -> dict[str, float] | None:
         """Add items, and send those that are due to the manager.
@@ -135,19 +141,26 @@ class ReplayBuffer:
             AssertionError: it is of another class, or transitions are to be filtered or reduced
                 to states.
             ValueError: it has no log-rewards, and the capacity is prioritised or it is to be sent.
-            RemoteError: the manager could not store or score what it was sent.
+            RemoteError: the manager could not store or score what was sent.
         """
         assert isinstance(training_container, _KINDS), "Must be a container type"
-        worker, start = self._worker, time.perf_counter()
-        rows = None if worker is None else _rows_to_send(training_container, worker)
-        self._local_add(training_container)
-        self._note("local_add", start)
-        if worker is None or rows is None:
-            return None
+        worker = self._worker()
+        if worker is not None:
+            self._check_sendable(training_container)
         start = time.perf_counter()
-        reply = worker.extend(rows)
-        self._note("send_objs", start)
-        return _scores_of(reply)
+        self._local_add(training_container)
+        self._note("local_add", time.perf_counter() - start)
+        if worker is None:
+            return None
+        self._n_adds += 1
+        is_due = self._n_adds % self.remote_buffer_freq == 0
+        if self.pending_container is not None or not is_due:
+            training_container = self._pend(training_container, worker)
+        if is_due:
+            self._send(training_container, worker)
+        else:
+            worker.collect()  # unread replies would make the manager lose this process
+        return _scores_of(self._replies)
 
     def drain_pending_score(self, timeout_sec: float = 30.0) -> dict[str, float] | None:
         """Send pending items, and wait for all answers.
@@ -161,8 +174,11 @@ class ReplayBuffer:
         Raises:
             RemoteError: the manager could not store or score the items.
         """
-        replies = [] if self._worker is None else self._worker.drain(timeout_sec)
-        return _scores_of(replies[-1] if replies else None)
+        worker = self._worker()
+        if worker is not None:
+            self.send_pending()
+            worker.drain(timeout_sec)
+        return _scores_of(self._replies)
 
     def sample(self, n_samples: int) -> Any:
         """Draw items, by reward or uniformly.
@@ -179,15 +195,17 @@ class ReplayBuffer:
         if not len(self):
             raise ValueError("Buffer is empty")
         n_samples = as_count("n_samples", n_samples, 0)
+        self._flush_pending()
         start, rows = time.perf_counter(), self._rows
         draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
         drawn = rows.at(draw(n_samples))
-        self._note("sample", start)
+        self._note("sample", time.perf_counter() - start)
         return drawn
 
     @property
     def training_container(self) -> Any:
         """All items as one torchgfn container, in its order; None before the first add."""
+        self._flush_pending()
         if self._copy is None and self._kind is not None:
             rows = self._rows
             self._copy = rows.at(rows.in_order()) if len(self) else self._kind(self.env)
@@ -195,14 +213,20 @@ class ReplayBuffer:
 
     @training_container.setter
     def training_container(self, container: Any) -> None:
-        self._rows, self._kind, self._copy = self._new_rows(), None, None
-        if container is not None:
-            ReplayBuffer._local_add(self, container)
+        # As in torchgfn, it is as long and in such an order as it came, until the next add.
+        kind = None if container is None else type(self.initialize(container))
+        n = 0 if container is None else len(container)
+        rows = RowStore(self.env, max(n, 1), FIFOWriter, self._graphs)
+        if n:
+            rows.extend(rows_of(container, self._graphs))
+        self._rows, self._made_with, self._kind, self._copy = rows, (), kind, None
+        self._pending_rows = []
 
     @property
     def log_rewards(self) -> Float[Tensor, "n"]:
         """The log-rewards of all items, in any order; there must be at least one item."""
         assert len(self), "Buffer is empty, it has no log-rewards!"
+        self._flush_pending()
         return self._rows.log_rewards()
 
     @property
@@ -243,24 +267,38 @@ class ReplayBuffer:
         if file.suffix == ".pt":
             self.training_container.save(str(file))
         else:
+            self._flush_pending()
+            self._renew()
             save_checkpoint(file, self._rows.rb)
 
     def load(self, path: str) -> None:
         """Replace the items by those of a file.
 
+        A file of torchgfn's with more items than the capacity is loaded whole, and cut at the next
+        add.
+
         Args:
             path: a file or folder as in :meth:`save`. torchgfn's files are read with
                 ``weights_only``.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, compressed or of something else. The
+                buffer is unchanged.
         """
         file = _file(path)
-        if zipfile.is_zipfile(file):
-            raw = torch.load(file, weights_only=True, map_location=self.env.device)
+        if is_torch_file(file):
+            raw = read_torch_file(file, self.env.device)
             kind = _KINDS["terminating_idx" not in raw and 1 + ("next_states" not in raw)]
-            self.training_container = kind.from_tensordict(self.env, TensorDict(raw, []))
+            try:
+                container = kind.from_tensordict(self.env, TensorDict(raw, []))
+            except Exception as error:
+                raise CheckpointError(f"{file} contains no {kind.__name__}: {error}") from error
+            self.training_container = container
             return
-        rows = self._new_rows()
+        rows = RowStore(self.env, self.capacity, self._writer, self._graphs)
         load_checkpoint(file, rows.rb)
-        self._rows, self._copy = rows, None
+        self.training_container = None
+        self._rows, self._made_with = rows, self._settings()
         self._kind = type(rows.at(torch.tensor([0])))
 
     def timing_log(self) -> str:
@@ -272,11 +310,17 @@ class ReplayBuffer:
         return "\n".join([*lines, ""])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) + sum(map(len, self._pending_rows))
 
     def __repr__(self) -> str:
         kind = "empty" if self._kind is None else self._kind.__name__
         return f"ReplayBuffer(capacity={self.capacity}, containing {len(self)} {kind})"
+
+    def send_pending(self) -> None:
+        """Send the items that wait for ``remote_buffer_freq``."""
+        worker, pending = self._worker(), self.pending_container
+        if worker is not None and pending is not None:
+            self._send(pending, worker)
 
     # What derived buffers change.
 
@@ -288,10 +332,27 @@ class ReplayBuffer:
         if not len(training_container):
             return
         if self.prioritized_capacity or self.prioritized_sampling:
-            log_reward = training_container.log_rewards  # computed where they are not yet
-            if log_reward is None and self.prioritized_capacity:
-                raise ValueError("log_rewards must be defined for prioritized replay.")
-        self._store(rows_of(training_container, self._graphs))
+            _require_log_rewards(training_container, self.prioritized_capacity)
+        self._renew()
+        rows = rows_of(training_container, self._graphs)
+        if self.lazy_sort and self._waits():
+            if self.prioritized_capacity and bool(rows.get(LOG_REWARD).isnan().any()):
+                raise NaNError("log_rewards must be numbers for prioritized replay, got NaN")
+            self._pending_rows.append(rows)
+            self._copy = None
+            if len(self) < 2 * self.capacity:
+                return
+            rows = self._pending_rows.pop()
+        self._flush_pending()
+        self._store(rows)
+
+    def _waits(self) -> bool:
+        """Return whether ``lazy_sort`` applies to a batch."""
+        return True
+
+    def _settings(self) -> tuple[Any, ...]:
+        """Return the options that the stored rows depend on."""
+        return self.capacity, self.prioritized_capacity
 
     def _writer(self) -> Writer:
         return RewardPrioritizedWriter() if self.prioritized_capacity else FIFOWriter()
@@ -302,13 +363,75 @@ class ReplayBuffer:
         self._rows.extend(rows)
         self._copy = None
 
-    def _new_rows(self) -> RowStore:
-        sampler = SoftmaxRewardSampler if self.prioritized_sampling else RandomSampler
-        return RowStore(self.env, self.capacity, self._writer, sampler, self._graphs)
+    # Within.
 
-    def _note(self, name: str, start: float) -> None:
+    def _renew(self) -> None:
+        """Store all rows under the options of now, if these have changed."""
+        if self._made_with == (settings := self._settings()):
+            return
+        held = self.training_container if len(self) else None
+        if held is not None and self.prioritized_capacity:
+            _require_log_rewards(held, True)
+        self._rows = RowStore(self.env, self.capacity, self._writer, self._graphs)
+        self._made_with = settings
+        if held is not None:
+            self._store(rows_of(held, self._graphs))
+
+    def _flush_pending(self) -> None:
+        pending, self._pending_rows = self._pending_rows, []
+        for rows in pending:
+            self._store(rows)
+
+    def _worker(self) -> SharedWorker | None:
+        """Return this process's connection to the manager, if there is a manager."""
+        rank = self.remote_manager_rank
+        return None if rank is None else endpoint(self.communication_backend).worker(rank)
+
+    def _check_sendable(self, container: Any) -> None:
+        if self.baseline_filtering or self.scoring_only:
+            assert not isinstance(container, Transitions), (
+                "baseline_filtering and scoring_only support Trajectories or StatesContainer only; "
+                "got Transitions"
+            )
+        pending = self.pending_container
+        assert pending is None or isinstance(container, type(pending)), (
+            f"Must be {type(pending).__name__}, as what is to be sent with it"
+        )
+        _require_log_rewards(container, True)
+
+    def _pend(self, container: Any, worker: SharedWorker) -> Any:
+        """Return all items that are to be sent together, with those of one more container."""
+        if self.pending_container is None:
+            self.pending_container = self.initialize(container)
+        pending = self.pending_container
+        pending.extend(container)
+        for stale in {"log_probs", "estimator_outputs"} & vars(pending).keys():
+            setattr(pending, stale, None)
+        worker.waiting.add(self)
+        return pending
+
+    def _send(self, container: Any, worker: SharedWorker) -> None:
+        self.pending_container = None
+        worker.waiting.discard(self)
+        start, known = time.perf_counter(), worker.statistics
+        before = known.seconds_sending, known.seconds_blocked
+        rows = rows_of(container)
+        self._note("serialize_objs", time.perf_counter() - start)
+        self._filter.refresh_after = self.baseline_refresh_after
+        worker.send(
+            rows,
+            self._replies,
+            NonBlocking() if self.async_comm else Deferred() if self.async_score else Awaited(),
+            self._filter if self.baseline_filtering else None,
+            "terminating" if self.scoring_only else "items",
+        )
+        self._note("send_data", known.seconds_sending - before[0])
+        self._note("recv_score", known.seconds_blocked - before[1])
+        self._note("send_objs", time.perf_counter() - start)
+
+    def _note(self, name: str, seconds: float) -> None:
         if self.timing:
-            self.timing_data.setdefault(name, []).append(time.perf_counter() - start)
+            self.timing_data.setdefault(name, []).append(seconds)
 
 
 class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
@@ -332,10 +455,11 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
         communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
             processes of torch.distributed. Its first use in a process waits for all processes.
             Default: "mpi".
-        timing: record in ``timing_data`` how long each add and each draw takes. Default: False.
+        timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
+            waiting for a reply. Default: False.
         async_score: read the reply to a batch at the next add. Default: False.
         async_comm: never wait for a reply. Default: False.
-        lazy_sort: no effect.
+        lazy_sort: store added items together, once they are twice the capacity. Default: False.
         baseline_filtering: send only rows above the manager's baseline. Default: False.
         scoring_only: send only terminating states and their log-rewards. Default: False.
         baseline_refresh_after: number of batches in a row that the filter empties before one is
@@ -368,8 +492,14 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
             when="full",
         )
 
+    def _waits(self) -> bool:
+        return len(self) < self.capacity  # from then on rows are compared with the stored ones
+
+    def _settings(self) -> tuple[Any, ...]:
+        return *super()._settings(), self.cutoff_distance, self.p_norm_distance
+
     def _store(self, rows: TensorDict) -> None:
-        if self.cutoff_distance >= 0 and len(self) == self.capacity:
+        if self.cutoff_distance >= 0 and len(self._rows) == self.capacity:
             rows = rows[~near_better(rows, self.cutoff_distance, self.p_norm_distance)]
         super()._store(rows)
 
@@ -382,7 +512,8 @@ class TerminatingStateBuffer(ReplayBuffer):
         capacity: the number of items kept.
         communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
             processes of torch.distributed. Its first use in a process waits for all processes.
-        timing: record in ``timing_data`` how long each add and each draw takes.
+        timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
+            waiting for a reply.
         **options: keywords below.
 
     Keyword Args:
@@ -393,7 +524,7 @@ class TerminatingStateBuffer(ReplayBuffer):
         remote_buffer_freq: number of adds whose items are sent together. Default: 1.
         async_score: read the reply to a batch at the next add. Default: False.
         async_comm: never wait for a reply. Default: False.
-        lazy_sort: no effect.
+        lazy_sort: store added items together, once they are twice the capacity. Default: False.
         baseline_filtering: send only rows above the manager's baseline. Default: False.
         scoring_only: send only terminating states and their log-rewards. Default: False.
         baseline_refresh_after: number of batches in a row that the filter empties before one is
@@ -426,21 +557,17 @@ def _file(path: str) -> Path:
     return file / "replay_buffer.pt" if file.is_dir() else file
 
 
-def _rows_to_send(container: Any, worker: ReplayBufferWorker) -> TensorDict:
-    """Return the rows of a container, if they can be sent."""
-    if worker.filter is not None or worker.payload != "items":
-        assert not isinstance(container, Transitions), (
-            "baseline_filtering and scoring_only support Trajectories or StatesContainer only; "
-            "got Transitions"
-        )
-    if container.log_rewards is None:  # which computes them where they are not yet
+def _require_log_rewards(container: Any, needed: bool) -> None:
+    """Have a container compute its log-rewards; raise if they are needed and unknown."""
+    if container.log_rewards is None and needed:
         raise ValueError("log_rewards must be defined for prioritized replay.")
-    return rows_of(container)
 
 
-def _scores_of(reply: Reply | None) -> dict[str, float] | None:
-    """Return a manager's reply as torchgfn does: the mean of each score over the batch."""
-    if reply is None:
+def _scores_of(replies: list[Reply]) -> dict[str, float] | None:
+    """Take replies, and return the newest as torchgfn does: the mean of each score of a batch."""
+    if not replies:
         return None
+    reply = replies[-1]
+    replies.clear()
     scores = {name: float(torch.as_tensor(x).double().mean()) for name, x in reply.scores.items()}
     return scores if reply.baseline is None else {**scores, "baseline_log_reward": reply.baseline}

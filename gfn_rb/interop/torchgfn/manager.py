@@ -5,22 +5,31 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 from gfn.env import Env
 from tensordict import TensorDictBase
+from torch import Tensor
 
 from gfn_rb import remote
 from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
-from gfn_rb.interop.torchgfn.remote import PATIENCE, check_backend, endpoint, require_sendable
+from gfn_rb.interop.torchgfn.remote import (
+    PATIENCE,
+    Checked,
+    check_backend,
+    endpoint,
+    require_sendable,
+)
 from gfn_rb.interop.torchgfn.rows import container_of
+from gfn_rb.remote import PercentileBaseline
+from gfn_rb.shapes import Float
 from gfn_rb.transports import Transport
 
 
-class ReplayBufferManager:
+class ReplayBufferManager(Checked):
     """torchgfn's ``ReplayBufferManager``: receives containers, keeps the best, and scores them.
 
     Batches that are malformed or cannot be scored are refused: their sender raises an error, and
@@ -39,7 +48,7 @@ class ReplayBufferManager:
         remote_manager_rank: must be None, as a manager has no manager of its own.
         communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
             processes of torch.distributed. Its first use in a process waits for all processes.
-        timing: record how long each add and each draw takes.
+        timing: print the seconds of each phase of :meth:`run` and of each add at its end.
         store_locally: keep the items instead of only scoring them.
         baseline_strategy: the log-reward that workers with ``baseline_filtering`` compare with.
             Once the buffer is full, the lowest one in it (``"min"``) or a percentile of it
@@ -51,11 +60,21 @@ class ReplayBufferManager:
 
     Attributes:
         replay_buffer: the items kept.
+        exit_counter: number of training ranks that have left. When it is ``num_training_ranks``,
+            :meth:`run` ends.
+        is_running: whether :meth:`run` goes on; assign False to end it after a message.
 
     Raises:
         ValueError: an argument breaks its rule.
         NotImplementedError: ``remote_manager_rank`` is given, or states are graphs.
     """
+
+    _checks: ClassVar = {
+        "communication_backend": check_backend,
+        "baseline_strategy": partial(require_choice, choices=("min", "percentile", "ema")),
+        "baseline_percentile": lambda name, value: _require(0 <= value <= 1, name, "[0, 1]", value),
+        "baseline_ema_alpha": lambda name, value: _require(0 < value <= 1, name, "(0, 1]", value),
+    }
 
     def __init__(
         self,
@@ -80,8 +99,6 @@ class ReplayBufferManager:
                 "managers have none of their own"
             )
         require_sendable(env)
-        check_backend(communication_backend)
-        require_choice("baseline_strategy", baseline_strategy, ("min", "percentile", "ema"))
         self.remote_manager_rank, self.communication_backend = None, communication_backend
         self.timing, self.baseline_strategy = timing, baseline_strategy
         self.baseline_percentile, self.baseline_ema_alpha = baseline_percentile, baseline_ema_alpha
@@ -94,10 +111,7 @@ class ReplayBufferManager:
             if diverse_replay_buffer
             else ReplayBuffer(env, capacity, prioritized_capacity=True, timing=timing)
         )
-        shares = {"min": 0.0, "percentile": baseline_percentile, "ema": None}
-        self._baseline = _KeptBaseline(
-            self.replay_buffer, shares[baseline_strategy], baseline_ema_alpha
-        )
+        self.exit_counter, self.is_running = 0, True
 
     @cached_property
     def _manager(self) -> _Manager:
@@ -113,10 +127,10 @@ class ReplayBufferManager:
                 f"{self.num_training_ranks}"
             )
         return _Manager(
-            self.num_training_ranks,
+            self,
             transport,
             score=self._add_and_score,
-            baseline=self._baseline,
+            baseline=_KeptBaseline(self),
             metadata=lambda _: {
                 "stored": len(self.replay_buffer),
                 "capacity": self.capacity,
@@ -124,16 +138,6 @@ class ReplayBufferManager:
             },
             worker_timeout=math.inf,
         )
-
-    @property
-    def exit_counter(self) -> int:
-        """The number of training ranks that have left."""
-        return self._manager.n_left if "_manager" in vars(self) else 0
-
-    @property
-    def is_running(self) -> bool:
-        """Whether some training ranks have not left yet."""
-        return "_manager" not in vars(self) or not self._manager.finished
 
     def run(self, async_send: bool = True) -> None:
         """Serve until all training ranks have left.
@@ -146,6 +150,8 @@ class ReplayBufferManager:
                 ``num_training_ranks``.
         """
         self._manager.run()
+        if self.timing:
+            print(self._timing_summary(), end="", flush=True)
 
     def default_scoring_function(self, obj: Any, sender_rank: int = -1) -> dict[str, float]:
         """Return an infinite score."""
@@ -177,6 +183,14 @@ class ReplayBufferManager:
         """
         return endpoint(backend).queries.metadata(manager_rank, PATIENCE)
 
+    def _timing_summary(self) -> str:
+        known = self._manager.metadata()
+        lines = [f"Manager {self.rank}: {known['batches']} batches"]
+        for rank, sender in known["senders"].items():
+            lines.append(f"  rank {rank}: {sender['batches']} batches, {sender['bytes']:,} bytes")
+        lines += [f"  {phase}: total={s:.4f}s" for phase, s in known["seconds"].items()]
+        return "\n".join([*lines, self.replay_buffer.timing_log()])
+
     def _add_and_score(self, rows: TensorDictBase, sender: int) -> dict[str, Any]:
         # The buffer here is torchgfn's rather than our manager's: it takes rows of any width and
         # thins them out as torchgfn does.
@@ -189,39 +203,55 @@ class ReplayBufferManager:
         return self.scoring_function(container, **given)
 
 
+def _require(holds: bool, name: str, where: str, value: float) -> None:
+    if not holds:
+        raise ArgumentError(f"{name} must be in {where}, got {value}")
+
+
 class _Manager(remote.ReplayBufferManager):
-    """A manager that finishes once a number of its senders, whichever they are, have left."""
+    """A manager that runs as long as its owner says, and tells it how many senders have left."""
 
-    def __init__(self, n_senders: int, transport: Transport, **options: Any) -> None:
+    def __init__(self, owner: ReplayBufferManager, transport: Transport, **options: Any) -> None:
         super().__init__(transport, **options)
-        self._n_senders = n_senders
-
-    @property
-    def n_left(self) -> int:
-        """How many ranks that ever sent anything have left."""
-        left = [rank for rank in self._senders if rank not in self._workers.present]
-        return sum(bool(self._workers[rank].last_seen) for rank in left)
+        self._owner, self._n_left = owner, 0
 
     @property
     def finished(self) -> bool:
-        """Whether enough ranks have left."""
-        return self.n_left >= self._n_senders or super().finished
+        """Whether the owner has stopped."""
+        return not self._owner.is_running
+
+    def step(self, timeout: float = 0.0) -> bool:
+        """Handle one message, and count the ranks that have sent something and left."""
+        handled, owner = super().step(timeout), self._owner
+        left = [rank for rank in self._senders if rank not in self._workers.present]
+        n_left = sum(bool(self._workers[rank].last_seen) for rank in left)
+        if n_left != self._n_left:
+            owner.exit_counter += n_left - self._n_left
+            self._n_left = n_left
+            if owner.exit_counter >= owner.num_training_ranks or not self._workers.present:
+                owner.is_running = False
+        return handled
 
 
 class _KeptBaseline(remote.Baseline):
-    """The quantile ``share`` of a full buffer's log-rewards; else, or if None, the running mean."""
+    """A baseline by the owner's strategy of now, over its buffer."""
 
-    def __init__(self, buffer: ReplayBuffer, share: float | None, alpha: float) -> None:
-        super().__init__(alpha)
-        if share is not None and not 0 <= share <= 1:
-            raise ArgumentError(f"baseline_percentile must be in [0, 1], got {share}")
-        self._buffer, self._share = buffer, share
+    def __init__(self, owner: ReplayBufferManager) -> None:
+        super().__init__()
+        self._owner = owner
+
+    def observe(self, log_reward: Float[Tensor, "n"], n_stored: int = 0) -> None:
+        """Record the log-rewards of a batch."""
+        self.alpha = self._owner.baseline_ema_alpha
+        super().observe(log_reward, n_stored)
 
     def value(self, rb: object) -> float | None:
         """Return the baseline, None if nothing is known."""
-        if self._share is not None and len(self._buffer) >= self._buffer.capacity:
-            log_reward = self._buffer.log_rewards
+        owner, kept = self._owner, self._owner.replay_buffer
+        if owner.baseline_strategy != "ema" and len(kept) >= owner.capacity:
+            log_reward = kept.log_rewards
             finite = log_reward[log_reward.isfinite()]
+            share = owner.baseline_percentile if owner.baseline_strategy == "percentile" else 0.0
             if len(finite):
-                return float(finite.quantile(self._share))
+                return PercentileBaseline(share).of_full(finite)
         return super().value(None)

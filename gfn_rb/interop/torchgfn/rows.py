@@ -19,6 +19,7 @@ from torchrl.data.replay_buffers.writers import Writer
 from gfn_rb import keys
 from gfn_rb.buffers.presets import build
 from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.shapes import Float, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import all_slots, given_log_rewards, new_tensordict, write_cursor
 from gfn_rb.writers import RewardPrioritizedWriter
@@ -214,11 +215,10 @@ class RowStore:
         env: Env,
         capacity: int,
         writer: Callable[[], Writer],
-        sampler: Callable[[], Any],
         graphs: GraphTable | None,
     ) -> None:
         self._env, self._graphs = env, graphs
-        self._make = lambda: build(capacity, writer(), sampler(), device=env.device)
+        self._make = lambda: build(capacity, writer(), SoftmaxRewardSampler(), device=env.device)
         self.rb: TensorDictReplayBuffer = self._make()
 
     def __len__(self) -> int:

@@ -105,7 +105,8 @@ class MinBaseline(Baseline):
 class PercentileBaseline(Baseline):
     """Baseline at a percentile of the finite log-rewards of a full buffer.
 
-    Of n log-rewards it is the one of rank floor(percentile (n - 1)), counted from 0 at the lowest.
+    Of n log-rewards it is the number at rank percentile (n - 1), counted from 0 at the lowest, on
+    the straight line between the ranks on both sides of it: the linear percentile of NumPy.
 
     Args:
         percentile: share of rows below the baseline, 0 to 1.
@@ -123,8 +124,13 @@ class PercentileBaseline(Baseline):
 
     def of_full(self, log_reward: Float[Tensor, "n"]) -> float:
         """Return the percentile."""
-        rank = math.floor(self.percentile * (len(log_reward) - 1))
-        return float(log_reward.kthvalue(rank + 1).values)
+        # torch.quantile takes 16 million numbers at most.
+        below, share = divmod(self.percentile * (len(log_reward) - 1), 1)
+        lower = float(log_reward.kthvalue(int(below) + 1).values)
+        if not share:
+            return lower
+        upper = float(log_reward.kthvalue(int(below) + 2).values)
+        return lower + share * (upper - lower)
 
 
 class EMABaseline(Baseline):

@@ -49,12 +49,16 @@ def test_a_full_buffer_changes_nothing_for_the_mean():
 
 
 @pytest.mark.parametrize(
-    ("percentile", "expected"), [(0.0, 10.0), (0.24, 10.0), (0.25, 20.0), (0.5, 30.0), (1.0, 50.0)]
+    ("percentile", "expected"), [(0.0, 10.0), (0.24, 19.6), (0.25, 20.0), (0.5, 30.0), (1.0, 50.0)]
 )
-def test_the_percentile_is_an_order_statistic(percentile, expected):
+def test_the_percentile_lies_on_a_line_between_two_ranks(percentile, expected):
     rb = fifo_buffer(6)
     values = [30.0, 10.0, 50.0, 20.0, 40.0, -math.inf]
-    assert offer(PercentileBaseline(percentile), rb, values) == expected
+    assert offer(PercentileBaseline(percentile), rb, values) == pytest.approx(expected)
+
+
+def test_the_median_of_an_even_number_is_between_two_of_them():
+    assert offer(PercentileBaseline(0.5), fifo_buffer(4), [1.0, 2.0, 3.0, 4.0]) == 2.5
 
 
 def test_large_buffers_are_read_when_enough_has_changed():

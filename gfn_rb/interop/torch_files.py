@@ -1,0 +1,42 @@
+"""Files of ``torch.save`` that other libraries wrote."""
+
+from __future__ import annotations
+
+import zipfile
+from os import PathLike, fspath
+from typing import Any
+
+import torch
+
+from gfn_rb.errors import CheckpointError
+
+
+def is_torch_file(path: str | PathLike[str]) -> bool:
+    """Return whether a path is a file in the format of ``torch.save``."""
+    return zipfile.is_zipfile(path)
+
+
+def read_torch_file(
+    path: str | PathLike[str], device: torch.device | str | None = None
+) -> dict[Any, Any]:
+    """Return the dictionary in a file of ``torch.save``, without running code from it.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or contains anything else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # torch.save stores entries as they are. A compressed one may take any amount of memory.
+            if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
+                raise CheckpointError(f"{fspath(path)} must not be compressed, got packed entries")
+        content = torch.load(path, weights_only=True, map_location=device)
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch raises five classes of errors for damaged files
+        why = str(error).partition("\n")[0]
+        raise CheckpointError(f"cannot read {fspath(path)}: {why}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"{fspath(path)} must contain a dictionary, got a {type(content).__name__}"
+        )
+    return content
