@@ -3,43 +3,47 @@
 The library never imports it.
 """
 
-from gfn_rb.training.config import (
-    BayesianDAGConfig,
-    BitSequenceConfig,
-    BoxConfig,
-    ConditionalHyperGridConfig,
-    DeceptiveGridConfig,
-    HyperGridConfig,
-    LineConfig,
-    QM9StringsConfig,
-    RNABindingConfig,
-    TFBind8Config,
-    TrainConfig,
-)
-from gfn_rb.training.options import (
-    DRAW,
-    KEEP,
-    REPLAY,
-    AnnealOptions,
-    FeedOptions,
-    KeepDiverse,
-    KeepRecent,
-    KeepTop,
-    ManagersOptions,
-    MetricsOptions,
-    PriorityDraw,
-    QuantileDraw,
-    RankDraw,
-    SearchOptions,
-    SoftmaxDraw,
-    TeacherDraw,
-    TeacherOptions,
-    TeacherReward,
-    UniformDraw,
-)
-from gfn_rb.training.session.launch import resume, train
-from gfn_rb.training.session.run import RunResult
-from gfn_rb.training.trainer import Hooks, Trainer
+from typing import TYPE_CHECKING
+
+from gfn_rb.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gfn_rb.training.config import (
+        BayesianDAGConfig,
+        BitSequenceConfig,
+        BoxConfig,
+        ConditionalHyperGridConfig,
+        DeceptiveGridConfig,
+        HyperGridConfig,
+        LineConfig,
+        QM9StringsConfig,
+        RNABindingConfig,
+        TFBind8Config,
+        TrainConfig,
+    )
+    from gfn_rb.training.options import (
+        DRAW,
+        KEEP,
+        AnnealOptions,
+        FeedOptions,
+        KeepDiverse,
+        KeepRecent,
+        KeepTop,
+        ManagersOptions,
+        MetricsOptions,
+        PriorityDraw,
+        QuantileDraw,
+        RankDraw,
+        SearchOptions,
+        SoftmaxDraw,
+        TeacherDraw,
+        TeacherOptions,
+        UniformDraw,
+    )
+    from gfn_rb.training.replay import REPLAY, TeacherReward
+    from gfn_rb.training.session.launch import resume, train
+    from gfn_rb.training.session.run import RunResult
+    from gfn_rb.training.trainer import Hooks, Trainer
 
 __all__ = [
     "DRAW",
@@ -78,3 +82,16 @@ __all__ = [
     "resume",
     "train",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    config="BayesianDAGConfig BitSequenceConfig BoxConfig ConditionalHyperGridConfig"
+    " DeceptiveGridConfig HyperGridConfig LineConfig QM9StringsConfig RNABindingConfig"
+    " TFBind8Config TrainConfig",
+    options="DRAW KEEP AnnealOptions FeedOptions KeepDiverse KeepRecent KeepTop"
+    " ManagersOptions MetricsOptions PriorityDraw QuantileDraw RankDraw SearchOptions"
+    " SoftmaxDraw TeacherDraw TeacherOptions UniformDraw",
+    replay="REPLAY TeacherReward",
+    trainer="Hooks Trainer",
+    **{"session.launch": "resume train", "session.run": "RunResult"},
+)

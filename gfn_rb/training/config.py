@@ -7,23 +7,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_origin, get_type_hints
 
-import torch
-from tensordict import TensorDictBase
-from torch import Tensor
-from torchrl.data import TensorDictReplayBuffer
-
-from gfn_rb import envs
-from gfn_rb.containers import Trajectories
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
-from gfn_rb.losses import LOSSES
-from gfn_rb.numerics.near.distances import Distance
-from gfn_rb.policies.networks import Networks
 from gfn_rb.training import options, rules
 from gfn_rb.training.import_path import load, path_of
-from gfn_rb.training.metrics import check_metrics
+
+# The command line parses words into these classes without torch, which takes seconds to load.
+# Methods that need torch, as those that make the parts of a run do, import it themselves.
+if TYPE_CHECKING:
+    import tensordict
+    import torch
+    import torchrl
+
+    import gfn_rb.envs
+    import gfn_rb.numerics.near.distances
+    import gfn_rb.policies
 
 FormName = Literal["append", "prepend_append", "non_autoregressive"]
 ModesName = Literal["top", "published"]
@@ -59,7 +58,7 @@ class TrainConfig(options.GeneralOptions):
     """
 
     env: ClassVar[str]
-    env_type: ClassVar[type[envs.GFNEnv]]
+    env_type: ClassVar[str]  # a class of gfn_rb.envs
     every_state_terminates: ClassVar[bool] = False
     distance_p: ClassVar[float] = 0.0
 
@@ -99,10 +98,16 @@ class TrainConfig(options.GeneralOptions):
             if value not in (attrgetter(name)(default), usual.get(name)):
                 raise ArgumentError(f"{name} has no effect unless {needed}, got {value!r}")
         if self.metrics.names:
+            from gfn_rb.training.metrics import check_metrics
+
             check_metrics(self.metrics.names, self.make_env())
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield the options that have no effect with the others, and the condition they need."""
+        from gfn_rb.containers import Trajectories
+        from gfn_rb.losses import LOSSES
+        from gfn_rb.training.replay import REPLAY
+
         for group in (f.name for f in fields(self) if is_dataclass(getattr(self, f.name))):
             switch, *others = (f.name for f in fields(getattr(self, group)))
             if getattr(getattr(self, group), switch) in (0, None, (), "none"):
@@ -120,11 +125,9 @@ class TrainConfig(options.GeneralOptions):
         for option, losses in heeded.items():
             if self.loss not in losses:
                 yield option, f"loss is {' or '.join(losses)}"
-        if getattr(getattr(self, "env_type", None), "condition_shape", None) is not None:
-            yield "lr_log_z", "the environment has no conditions, where log Z is a network"
         if (
             not isinstance(self.keep, options.KeepDiverse)
-            and options.REPLAY[self.replay_name].gives is not Trajectories
+            and REPLAY[self.replay_name].gives is not Trajectories
         ):
             yield "keep.unique", "replay is trajectories or terminal"
         if "correlation" not in self.metrics.names:
@@ -143,14 +146,18 @@ class TrainConfig(options.GeneralOptions):
 
     def _demands(self) -> Iterator[tuple[str, bool, str]]:
         """Yield options, whether the others allow their values, and which values they allow."""
+        from gfn_rb.containers import Trajectories
+        from gfn_rb.losses import LOSSES
+        from gfn_rb.training.replay import CONTAINERS, REPLAY
+
         loss, stored = LOSSES[self.loss], self.replay_name
-        gives, share = options.REPLAY[stored].gives, self.teacher.share
+        gives, share = REPLAY[stored].gives, self.teacher.share
         others = ", ".join(name for name, each in LOSSES.items() if not each.every_state_terminates)
         why = f"with {self.env}, where not every state is terminating"
         fits = self.every_state_terminates or not loss.every_state_terminates
         yield "loss", fits, f"one of {others} {why}"
-        readable = options.CONTAINERS[: options.CONTAINERS.index(loss.reads) + 1]
-        kinds = ", ".join(n for n, each in options.REPLAY.items() if each.gives in readable)
+        readable = CONTAINERS[: CONTAINERS.index(loss.reads) + 1]
+        kinds = ", ".join(n for n, each in REPLAY.items() if each.gives in readable)
         why = f"with loss {self.loss}, which reads {loss.reads.__name__.lower()}"
         yield "replay", gives in readable, f"one of {kinds} {why}"
         why = f"with replay {stored}, whose episodes pass through the same states"
@@ -215,7 +222,7 @@ class TrainConfig(options.GeneralOptions):
             return replace(self, steps=steps, anneal=anneal)
         return replace(self, steps=steps)
 
-    def make_env(self) -> envs.GFNEnv:
+    def make_env(self) -> gfn_rb.envs.GFNEnv:
         """Return the environment, on the configured device."""
         # Further options, of a subclass of this one, are not the environment's.
         shipped = next(cls for cls in type(self).__mro__ if "env_type" in vars(cls))
@@ -224,27 +231,35 @@ class TrainConfig(options.GeneralOptions):
         arguments: dict[str, Any] = {
             f.metadata.get("argument", f.name): getattr(self, f.name) for f in own
         }
-        return self.env_type(**arguments, device=self.device)
+        import gfn_rb.envs
 
-    def make_priority_rule(self) -> Callable[[Tensor], Tensor]:
+        return getattr(gfn_rb.envs, self.env_type)(**arguments, device=self.device)
+
+    def make_priority_rule(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return the function that turns residuals into priorities. A subclass may return any.
 
         It receives residuals in nats, [m], above 0 where there is too much flow, and returns finite
         priorities of at least 0, [m].
         """
         if isinstance(self.draw, options.TeacherDraw):
-            return options.TeacherReward(self.draw.c)
+            from gfn_rb.training.replay import TeacherReward
+
+            return TeacherReward(self.draw.c)
+        import torch
+
         return torch.abs
 
-    def make_networks(self, env: envs.GFNEnv) -> Networks:
+    def make_networks(self, env: gfn_rb.envs.GFNEnv) -> gfn_rb.policies.Networks:
         """Return your own modules to train; by default none, and all are created.
 
         Args:
             env: the environment. Weights come from torch's generator, seeded by the run.
         """
+        from gfn_rb.policies import Networks
+
         return Networks()
 
-    def make_distance(self) -> float | Distance:
+    def make_distance(self) -> float | gfn_rb.numerics.near.distances.Distance:
         """Return the distance between two states for diverse buffers: p of a norm, or a callable.
 
         A callable receives two batches of states as rows, [n, d] and [m, d], with conditions
@@ -254,11 +269,11 @@ class TrainConfig(options.GeneralOptions):
 
     def make_buffer(
         self,
-        env: envs.GFNEnv,
+        env: gfn_rb.envs.GFNEnv,
         generator: torch.Generator,
-        regenerate: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        regenerate: Callable[[tensordict.TensorDictBase], tensordict.TensorDictBase] | None = None,
         **more: Any,
-    ) -> TensorDictReplayBuffer:
+    ) -> torchrl.data.TensorDictReplayBuffer:
         """Return the replay buffer.
 
         Args:
@@ -267,7 +282,11 @@ class TrainConfig(options.GeneralOptions):
             regenerate: callable that samples trajectories to stored terminating states.
             **more: options of the preset.
         """
-        kind = options.REPLAY[self.replay_name]
+        from gfn_rb.containers import Trajectories
+        from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
+        from gfn_rb.training.replay import REPLAY, make_sampler, make_writer
+
+        kind = REPLAY[self.replay_name]
         if self.replay_name == "trajectories":
             more["max_length"] = env.max_length
         elif self.replay_name == "terminal":
@@ -278,8 +297,8 @@ class TrainConfig(options.GeneralOptions):
         distance = self.make_distance()
         return kind.preset(
             self.capacity,
-            writer=options.make_writer(self.keep, key, are_objects, distance, self.max_age),
-            sampler=options.make_sampler(self.draw, key),
+            writer=make_writer(self.keep, key, are_objects, distance, self.max_age),
+            sampler=make_sampler(self.draw, key),
             compact=None if self.compact == "none" else self.compact,
             env=env,
             device=self.device,
@@ -389,7 +408,7 @@ class TFBind8Config(TrainConfig):
     """Design DNA 8-mers that the transcription factor SIX6 binds."""
 
     env: ClassVar[str] = "tfbind8"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.TFBind8
+    env_type: ClassVar[str] = "TFBind8"
 
     form: FormName = "append"
     """Write letters at the right end, at both ends, or at any place."""
@@ -405,7 +424,7 @@ class QM9StringsConfig(TrainConfig):
     """Design molecules of five building blocks with a wide HOMO-LUMO gap."""
 
     env: ClassVar[str] = "qm9_strings"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.QM9Strings
+    env_type: ClassVar[str] = "QM9Strings"
 
     form: FormName = "prepend_append"
     """Write blocks at the right end, at both ends, or at any place."""
@@ -418,7 +437,7 @@ class HyperGridConfig(TrainConfig):
     """Find the rewarded corners of a grid."""
 
     env: ClassVar[str] = "hypergrid"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.HyperGrid
+    env_type: ClassVar[str] = "HyperGrid"
     every_state_terminates: ClassVar[bool] = True
     distance_p: ClassVar[float] = 1.0
 
@@ -442,7 +461,7 @@ class ConditionalHyperGridConfig(HyperGridConfig):
     """Find the rewarded corners of a grid at any temperature that the policy is told."""
 
     env: ClassVar[str] = "conditional_hypergrid"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.ConditionalHyperGrid
+    env_type: ClassVar[str] = "ConditionalHyperGrid"
 
     ndim: int = 2
     """Coordinates."""
@@ -451,13 +470,18 @@ class ConditionalHyperGridConfig(HyperGridConfig):
     max_beta: float = 2.0
     """Highest exponent of the reward."""
 
+    def without_effect(self) -> Iterator[tuple[str, str]]:
+        """Yield the options that have no effect with the others, and the condition they need."""
+        yield from super().without_effect()
+        yield "lr_log_z", "the environment has no conditions, where log Z is a network"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeceptiveGridConfig(TrainConfig):
     """Find the goals of a grid that are surrounded by almost no reward (Kim et al. 2024)."""
 
     env: ClassVar[str] = "deceptive_grid"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.DeceptiveGrid
+    env_type: ClassVar[str] = "DeceptiveGrid"
     every_state_terminates: ClassVar[bool] = True
     distance_p: ClassVar[float] = 1.0
 
@@ -475,7 +499,7 @@ class BitSequenceConfig(TrainConfig):
     """Write long bit strings that come close to hidden ones."""
 
     env: ClassVar[str] = "bit_sequence"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.BitSequence
+    env_type: ClassVar[str] = "BitSequence"
 
     n_bits: int = 120
     """Bits in a string."""
@@ -500,7 +524,7 @@ class RNABindingConfig(TrainConfig):
     """Design RNA that binds to given RNA, by ViennaRNA's thermodynamic model."""
 
     env: ClassVar[str] = "rna_binding"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.RNABinding
+    env_type: ClassVar[str] = "RNABinding"
 
     targets: tuple[str, ...] = ("RNA1",)
     """RNA to bind: names among RNA1 to RNA4, or sequences of ACGU; the score is the mean."""
@@ -522,7 +546,7 @@ class BayesianDAGConfig(TrainConfig):
     """Draw structures of Bayesian networks by how well they explain data (Deleu et al. 2022)."""
 
     env: ClassVar[str] = "bayesian_dag"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.BayesianDAG
+    env_type: ClassVar[str] = "BayesianDAG"
     every_state_terminates: ClassVar[bool] = True
 
     n_nodes: int | None = None
@@ -566,7 +590,7 @@ class LineConfig(ContinuousConfig):
     """Walk to where a mixture of normal distributions is dense (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "line"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.Line
+    env_type: ClassVar[str] = "Line"
 
     means: tuple[float, ...] = (-1.5, 1.5)
     """Means of the normal distributions."""
@@ -585,7 +609,7 @@ class BoxConfig(ContinuousConfig):
     """Step over the unit square to its rewarded corners (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "box"
-    env_type: ClassVar[type[envs.GFNEnv]] = envs.Box
+    env_type: ClassVar[str] = "Box"
 
     delta: rules.PositiveFloat = 0.25
     """Length of a step."""

@@ -7,43 +7,33 @@ None, empty or "none" is off.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import torch
 import tyro
-from torch import Tensor
-from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler
-from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
-from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.buffers.presets import (
-    recent_writer,
-    reward_prioritized_buffer,
-    state_buffer,
-    terminating_state_buffer,
-    transition_buffer,
-)
-from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.containers.base import Container
-from gfn_rb.losses import LOSSES
-from gfn_rb.numerics.near.distances import Distance
-from gfn_rb.samplers import (
-    PrioritySampler,
-    QuantileRewardSampler,
-    RankRewardSampler,
-    SoftmaxRewardSampler,
-)
-from gfn_rb.shapes import Float
 from gfn_rb.training import rules
-from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
-# Not a Literal: a loss that somebody defines is one of them.
+
+def loss_names() -> list[str]:
+    """Return the names of losses: those of gfn_rb.losses, and those of modules loaded so far."""
+    # Read from the sources: gfn_rb.losses loads torch, without which options are parsed.
+    sources = sorted((Path(__file__).parents[1] / "losses").glob("*.py"))
+    shipped = re.findall(
+        r'^    name = "(\w+)"', "".join(e.read_text() for e in sources), re.MULTILINE
+    )
+    loaded = getattr(sys.modules.get("gfn_rb.losses.base"), "LOSSES", ())
+    return [*dict.fromkeys([*shipped, *loaded])]
+
+
 LossName = Annotated[
-    str, rules.OneOf(LOSSES), tyro.conf.arg(constructor_factory=lambda: Literal[tuple(LOSSES)])
+    str,
+    rules.OneOf(loss_names),
+    tyro.conf.arg(metavar=f"{{{','.join(loss_names())}}}"),
 ]
 ReplayName = Literal["auto", "trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
@@ -132,26 +122,6 @@ class PriorityDraw:
     """Exponent of the priorities; 0 draws uniformly."""
 
 
-@dataclass(frozen=True)
-class TeacherReward:
-    """The reward of the adaptive teacher (Kim et al. 2025, arXiv:2410.01432), from residuals.
-
-    With d = -residual, above 0 where the flow is too small: log(1 + eps + d^2 (1 + c 1[d > 0])).
-
-    Args:
-        c: additional weight of too little flow, at least 0.
-        eps: constant that keeps the reward of a perfect fit above 0.
-    """
-
-    c: float = 19.0
-    eps: float = 1e-3
-
-    def __call__(self, residual: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
-        """Return the reward of each residual."""
-        weight = 1 + self.c * (residual < 0).to(residual.dtype)
-        return torch.log1p(self.eps + weight * residual.square())
-
-
 @dataclass(frozen=True, kw_only=True)
 class TeacherDraw(PriorityDraw):
     """Draw items by the adaptive teacher's reward of their residual when last replayed."""
@@ -171,17 +141,6 @@ class UniformDraw:
 Draw = SoftmaxDraw | RankDraw | QuantileDraw | PriorityDraw | TeacherDraw | UniformDraw
 DRAW: dict[str, Callable[..., Draw]] = {kind().kind: kind for kind in get_args(Draw)}
 """The options of how items are drawn, by kind."""
-
-
-def make_sampler(draw: Draw, key: Any) -> ItemSampler:
-    """Return the sampler of a buffer, given the key of the log-rewards."""
-    if isinstance(draw, SoftmaxDraw):
-        return SoftmaxRewardSampler(key, draw.temperature)
-    if isinstance(draw, RankDraw):
-        return RankRewardSampler(key, draw.k)
-    if isinstance(draw, QuantileDraw):
-        return QuantileRewardSampler(key, draw.top_fraction, draw.top_share)
-    return PrioritySampler(alpha=draw.alpha) if isinstance(draw, PriorityDraw) else RandomSampler()
 
 
 # Which items a buffer keeps. An object is a terminating state with its condition.
@@ -218,52 +177,6 @@ class KeepRecent:
 Keep = KeepTop | KeepDiverse | KeepRecent
 KEEP: dict[str, Callable[..., Keep]] = {kind().kind: kind for kind in get_args(Keep)}
 """The options of which items a buffer keeps, by kind."""
-
-
-def make_writer(
-    keep: Keep, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
-) -> Writer:
-    """Return the writer of a buffer.
-
-    Args:
-        keep: which items the buffer keeps.
-        key: of the log-rewards.
-        are_objects: whether each item stands for an object.
-        distance: between two states, p of a norm or a callable.
-        max_age: maximum age of the items in steps, None for any.
-    """
-    if isinstance(keep, KeepDiverse):
-        by: dict[str, Any] = {"distance" if callable(distance) else "p": distance}
-        return DiversityWriter(key, cutoff_distance=keep.cutoff, **by)
-    unique = "state" if keep.unique and are_objects else None
-    if isinstance(keep, KeepRecent):
-        return recent_writer(unique, max_age=max_age)
-    return RewardPrioritizedWriter(key, unique=unique)
-
-
-# What a buffer stores. Rows of a container can be turned into rows of those after it.
-
-CONTAINERS: tuple[type[Container], ...] = (Trajectories, Transitions, States)
-
-
-class ReplayKind(NamedTuple):
-    """The container that drawn rows fit into, and the preset of the buffer."""
-
-    gives: type[Container]
-    preset: Callable[..., TensorDictReplayBuffer]
-
-    def n_items(self, fresh: Trajectories) -> int:
-        """Return how many items some trajectories are: themselves, or their steps."""
-        return len(fresh) if self.gives is Trajectories else int(fresh.length.sum())
-
-
-REPLAY: dict[str, ReplayKind] = {
-    "trajectories": ReplayKind(Trajectories, reward_prioritized_buffer),
-    "transitions": ReplayKind(Transitions, transition_buffer),
-    "states": ReplayKind(States, state_buffer),
-    "terminal": ReplayKind(Trajectories, terminating_state_buffer),
-}
-"""What is stored, by name."""
 
 
 # Groups that are off by default.
@@ -457,3 +370,10 @@ class GeneralOptions:
     metrics: Annotated[MetricsOptions, _described(MetricsOptions)] = MetricsOptions()
     managers: Annotated[ManagersOptions, _described(ManagersOptions)] = ManagersOptions()
     feed: Annotated[FeedOptions, _described(FeedOptions)] = FeedOptions()
+
+
+MAIN_OPTIONS = {
+    *("steps", "seed", "out", "batch_size", "loss", "lr", "replay_ratio", "capacity"),
+    *("draw", "keep", "search"),
+}
+"""The options that ``--help`` shows besides those of the environment; ``--help-all`` shows all."""

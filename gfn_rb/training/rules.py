@@ -19,8 +19,6 @@ from typing import (
     get_type_hints,
 )
 
-import torch
-
 from gfn_rb.errors import ArgumentError
 
 
@@ -35,7 +33,7 @@ class Rule(NamedTuple):
 class OneOf:
     """The names that an option may have, those that are added later included."""
 
-    names: Collection[str]
+    names: Callable[[], Collection[str]]
 
 
 def check_options(options: Any, group: str = "") -> None:
@@ -56,7 +54,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
             if isinstance(rule, Rule):
                 _check(name, value, rule)
             elif isinstance(rule, OneOf):
-                check_name(name, value, rule.names)
+                check_name(name, value, rule.names())
     elif groups := groups_of(hint):
         kinds = [group.__name__ for group in groups]
         _check(name, value, Rule(lambda v: type(v) in groups, f"a {' or a '.join(kinds)}"))
@@ -76,7 +74,9 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 def check_name(name: str, value: Any, known: Collection[str]) -> None:
     """Check that a value is among known names; the error tells which one is near."""
-    near = get_close_matches(value[:80], known, 1) if isinstance(value, str) else []
+    plain = {name.lower(): name for name in known}
+    word = value[:80].lower().replace("-", "_") if isinstance(value, str) else ""
+    near = [plain[name] for name in get_close_matches(word, plain, 1)]
     hint = f": did you mean {near[0]}?" if near else ""
     if not isinstance(value, str) or value not in known:
         raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r:.80}{hint}")
@@ -115,10 +115,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_device(value: str) -> bool:
+    if value == "cpu":
+        return True
+    import torch  # not above: it takes seconds, and options are parsed without it
+
     device = torch.device(value)
-    if device.type != "cuda":
-        return value == "cpu"
-    return (device.index or 0) < torch.cuda.device_count()
+    return device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
 
 
 def _is_short(value: int) -> bool:

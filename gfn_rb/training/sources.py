@@ -24,7 +24,8 @@ from gfn_rb.training.objectives import (
     mean_per_item,
     take_step,
 )
-from gfn_rb.training.options import SearchOptions, TeacherReward
+from gfn_rb.training.options import SearchOptions
+from gfn_rb.training.replay import TeacherReward
 
 
 class Source:

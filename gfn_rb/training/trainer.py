@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_kind
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.buffers.statistics import ReplayStatistics, total
-from gfn_rb.checkpoint import Secret, load_checkpoint, save_checkpoint
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
@@ -35,17 +34,10 @@ from gfn_rb.torchrl_compat import member_buffers
 from gfn_rb.training import objectives
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
-from gfn_rb.training.options import REPLAY, PriorityDraw, SoftmaxDraw
+from gfn_rb.training.options import PriorityDraw, SoftmaxDraw
+from gfn_rb.training.replay import REPLAY
+from gfn_rb.training.session.folder import Row, run_secret
 from gfn_rb.training.sources import make_source
-
-
-def run_secret() -> Secret | None:
-    """Return the secret of all files and frames of a run, None if the environment names none."""
-    path = os.environ.get("GFN_RB_SECRET_FILE")
-    return Secret.read(path) if path else None
-
-
-Row = dict[str, int | float | None]
 
 FLOW = ("offered", "accepted", "evicted", "drawn", "mean_age", "largest_age")
 PHASES = ("rollout", "buffer", "learning", "evaluation")

@@ -149,6 +149,7 @@ def test_a_wrong_entry_is_named(config, change, message):
 )
 def test_tables_hold_the_names_that_a_configuration_may(names, table):
     assert tuple(name for name in get_args(names) if name != "auto") == tuple(table)
+    assert literals.loss_names() == [*LOSSES]
     for kinds in (DRAW, KEEP):
         assert [kind().kind for kind in kinds.values()] == list(kinds)
 

@@ -14,8 +14,9 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, DetailedBalance, TrajectoryBalance, linex
 from gfn_rb.policies import UniformBackwardPolicy
 from gfn_rb.training import TrainConfig, Trainer
-from gfn_rb.training.cli import commands, main
+from gfn_rb.training.cli import main
 from gfn_rb.training.objectives import backward_policy, convert, make_loss, make_optimizer
+from gfn_rb.training.session import launch
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def test_it_is_trained_with_by_name(absolute, monkeypatch, capsys):
     assert trainer.step() > 0
     assert TrainConfig.from_dict(trainer.config.to_dict()) == trainer.config
     trained = []
-    monkeypatch.setattr(commands, "train", trained.append)
+    monkeypatch.setattr(launch, "train", trained.append)
     assert main(["train", "hypergrid", "--loss", "absolute"]) == 0
     assert trained[0].loss == "absolute"
     assert main(["train", "hypergrid", "--loss", "absolut"]) == 2

@@ -199,7 +199,7 @@ def test_trained_and_resumed_by_its_path(package, capsys):
 
 def test_help_shows_its_options(package, capsys):
     with pytest.raises(SystemExit):
-        main(["train", f"{package}.module:MyConfig", "--help"])
+        main(["train", f"{package}.module:MyConfig", "--help-all"])
     out = capsys.readouterr().out
     assert "A grid of my own." in out
     assert out.index("--patience") < out.index("--size") < out.index("draw options")

@@ -1,18 +1,14 @@
-"""The command line: ``gfn-rb train``, ``resume``, ``inspect`` and ``compare``."""
+"""The command line: ``gfn-rb train``, ``resume``, ``inspect``, ``compare`` and ``recover``."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
-
-from torchrl import torchrl_logger
 
 from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.training.session import RefusedError
 from gfn_rb.training.session.reading import printable
 from gfn_rb.transports.launch import end_process, is_fault_tolerant, launched
 
@@ -46,9 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        from importlib.metadata import version
+
         print(f"gfn-rb {version('gfn_rb')}")
         return 0
-    torchrl_logger.setLevel(logging.WARNING)
+    os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # TorchRL reads it when it is imported
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
     if launched() is not None:  # mpiexec gives each rank a terminal, wherever it writes to itself
         os.environ["TERM"] = "dumb"
     code = _attempt(arguments)
@@ -63,15 +62,12 @@ def _attempt(arguments: Sequence[str] | None) -> int:
     try:
         # Not above: what is missing here is reported in one line.
         from gfn_rb.training.cli.commands import parse
-        from gfn_rb.training.session.joining import RefusedError
 
-        gc.freeze()  # collections need not look again at what imports have made
-        try:
-            return parse(arguments)()
-        except RefusedError as error:  # rank 0 says why
-            return error.code
+        return parse(arguments)()
     except BrokenPipeError:
         raise
+    except RefusedError as error:  # rank 0 says why
+        return error.code
     except ArgumentError as error:
         return _complain(str(error), _USAGE)
     except (GfnRbError, OSError) as error:
@@ -84,7 +80,7 @@ def _attempt(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", _INTERRUPTED)
     except Exception:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         end_process(_FAILURE)
         raise
 

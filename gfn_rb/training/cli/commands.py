@@ -1,167 +1,228 @@
-"""The commands of ``gfn-rb``, as dataclasses that tyro turns into a command line."""
+"""The commands of ``gfn-rb``: functions, of which tyro makes command lines.
+
+A new command is a function in ``COMMANDS``. Words are parsed without torch: each function imports
+what it runs.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
+import gc
 import io
+import os
 import re
+import shutil
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stderr
-from dataclasses import dataclass, fields, replace
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from copy import copy
+from dataclasses import fields, make_dataclass, replace
+from difflib import get_close_matches
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import tyro
 
-from gfn_rb.checkpoint import recover
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import RunResult, resume, train
-from gfn_rb.training.cli.tables import aligned_lines, inspection, ranks_lines, result_lines
-from gfn_rb.training.comparison import compare_runs
+from gfn_rb.training import rules
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
-from gfn_rb.training.options import TransportName
-from gfn_rb.training.rules import groups_of
-from gfn_rb.training.trainer import run_secret
+from gfn_rb.training.options import MAIN_OPTIONS, GeneralOptions, TransportName
 
-DESCRIPTION = (
-    "Replay for GFlowNets: training runs, to resume, to inspect and to compare. "
-    "gfn-rb --version tells the version."
-)
+if TYPE_CHECKING:
+    import gfn_rb.training.session.run
 
 
-@dataclass
-class Train:
-    """Train a GFlowNet with replay, and write a report.
-
-    gfn-rb train ENV --help shows the options of an environment. One of your own is named by its
-    configuration: mypackage.module:MyConfig
-    """
-
-    env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar=f"{{{','.join(CONFIGS)}}}")]
-    """Environment, followed by its options."""
-
-    def __post_init__(self) -> None:
-        self.config = find_config(self.env)()
-
-    def __call__(self) -> int:
-        """Do it, and return the exit code."""
-        return _conclude(train(self.config))
-
-
-@dataclass
-class Resume:
-    """Continue a run from its last checkpoint, exactly."""
-
-    run: tyro.conf.Positional[Path]
-    """Folder of the run."""
-    steps: int | None = None
-    """Train up to this many steps in all, instead of those configured."""
-    transport: TransportName = "auto"
-    """What joins the ranks started, see gfn-rb train."""
-
-    def __call__(self) -> int:
-        """Do it, and return the exit code."""
-        return _conclude(resume(self.run, self.steps, self.transport))
-
-
-@dataclass
-class Inspect:
-    """Show what a run or a checkpoint holds."""
-
-    path: tyro.conf.Positional[Path]
-    """Folder of a run, or a checkpoint file."""
-
-    def __call__(self) -> int:
-        """Do it, and return the exit code."""
-        print(*inspection(self.path), sep="\n")
-        return 0
-
-
-@dataclass
-class Compare:
-    """Compare runs of one environment: seeds of one configuration are averaged."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of the runs."""
-    metrics: tuple[str, ...] = ()
-    """Columns of metrics.csv to compare by; by default three that are usual."""
-    calls: int | None = None
-    """Reward calls after which to compare; by default as many as the shortest run took."""
-
-    def __call__(self) -> int:
-        """Do it, and return the exit code."""
-        comparison = compare_runs(self.runs, self.metrics, self.calls)
-        print(comparison.title, *aligned_lines(comparison.rows()), sep="\n")
-        return 0
-
-
-@dataclass
-class Recover:
-    """Write what is sound of a damaged journal, and its checkpoint, to new files."""
-
-    path: tyro.conf.Positional[Path]
-    """The journal, which is not changed."""
-    to: Path | None = None
-    """New journal, replaced if there is one; by default PATH with .recovered behind it."""
-
-    def __call__(self) -> int:
-        """Do it, and return the exit code."""
-        target = self.to or self.path.with_name(f"{self.path.name}.recovered")
-        found = recover(self.path, target, secret=run_secret())
-        print(f"written   {target}, up to record {found['number']}")
-        print(f"left out  {found['left_out']} bytes: {found['damage'] or 'no damage'}")
-        return 0
-
-
-Command = Train | Resume | Inspect | Recover | Compare
-
-
-def parse(arguments: Sequence[str] | None) -> Command:
-    """Return the command that a command line asks for."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] != ["train"] or words[1:2] in ([], ["-h"], ["--help"]):
-        command: Command = _parsed(
-            Command,
-            prog="gfn-rb",
-            description=DESCRIPTION,
-            args=words,
-            config=(tyro.conf.OmitSubcommandPrefixes,),
-        )
-        return command
-    env, *options = words[1:]
-    training = Train(env)
-    default = _chosen(training.config, options)
+@contextmanager
+def importing() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, with status 130, while modules are imported."""
+    # Within the import of an extension module, KeyboardInterrupt may become another error or get
+    # lost. A process that ignores SIGINT, as under nohup, keeps to that.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
-        training.config = _parsed(
-            type(default),
-            prog=f"gfn-rb train {env}",
-            args=options,
-            default=default,
-            config=(tyro.conf.AvoidSubcommands,),
-        )
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.freeze()  # collections need not look again at what imports have made
+
+
+def train(config: TrainConfig) -> int:
+    """Train a GFlowNet with replay, and write a report."""
+    with importing():
+        from gfn_rb.training.session import launch
+    return _conclude(launch.train(config))
+
+
+def resume(run: Path, /, *, steps: int | None = None, transport: TransportName = "auto") -> int:
+    """Continue a run from its last checkpoint, exactly.
+
+    Args:
+        run: Folder of the run.
+        steps: Train up to this many steps in all, instead of those configured.
+        transport: Connection of the ranks, see gfn-rb train.
+    """
+    with importing():
+        from gfn_rb.training.session import launch
+    return _conclude(launch.resume(run, steps, transport))
+
+
+def inspect(path: Path, /) -> int:
+    """Show the content of a run or a checkpoint.
+
+    Args:
+        path: Folder of a run, or a checkpoint file.
+    """
+    with importing():
+        from gfn_rb.training.cli.tables import inspection
+    print(*inspection(path), sep="\n")
+    return 0
+
+
+def compare(
+    runs: tuple[Path, ...], /, *, metrics: tuple[str, ...] = (), calls: int | None = None
+) -> int:
+    """Compare runs of one environment: seeds of one configuration are averaged.
+
+    Args:
+        runs: Folders of the runs.
+        metrics: Columns of metrics.csv to compare by. Default: three that are usual.
+        calls: Reward calls after which to compare. Default: those of the shortest run.
+    """
+    with importing():
+        from gfn_rb.training.cli.tables import aligned_lines
+        from gfn_rb.training.comparison import compare_runs
+    comparison = compare_runs(runs, metrics, calls)
+    print(comparison.title, *aligned_lines(comparison.rows()), sep="\n")
+    return 0
+
+
+def recover(path: Path, /, *, to: Path | None = None) -> int:
+    """Write the sound part of a damaged journal, and its checkpoint, to new files.
+
+    Args:
+        path: The journal, which is not changed.
+        to: New journal; an existing one is replaced. Default: PATH with .recovered appended.
+    """
+    with importing():
+        from gfn_rb import checkpoint
+        from gfn_rb.training.session.folder import run_secret
+    target = to or path.with_name(f"{path.name}.recovered")
+    found = checkpoint.recover(path, target, secret=run_secret())
+    print(f"written   {target}, up to record {found['number']}")
+    print(f"left out  {found['left_out']} bytes: {found['damage'] or 'no damage'}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    each.__name__: each for each in (train, resume, inspect, compare, recover)
+}
+_HELP = "-h", "--help"
+
+
+def parse(arguments: Sequence[str] | None) -> Callable[[], int]:
+    """Return what runs the command that a command line asks for, and returns the exit status."""
+    name, *words = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
+    if name in _HELP:
+        title = "usage: gfn-rb COMMAND [OPTIONS]\n\nReplay for GFlowNets.\n\ncommands:"
+        end = "gfn-rb COMMAND --help shows its options, and gfn-rb --version the version."
+        return partial(_print_summaries, title, COMMANDS, end)
+    rules.check_name("command", name or None, COMMANDS)
+    if name == "train":
+        return _parse_train(words)
+
+    @wraps(COMMANDS[name])
+    def deferred(*values: Any, **options: Any) -> Callable[[], int]:
+        return partial(COMMANDS[name], *values, **options)
+
+    command: Callable[[], int] = _parsed(deferred, f"gfn-rb {name}", words)
+    return command
+
+
+def _print_summaries(title: str, named: Mapping[str, Any], end: str) -> int:
+    """Print the first line of the docstring of each of several functions or classes."""
+    columns, width = shutil.get_terminal_size().columns, 4 + max(map(len, named))
+    print(title)
+    for name, each in named.items():
+        summary = f"  {name}".ljust(width) + each.__doc__.splitlines()[0]
+        print(textwrap.fill(summary, columns, subsequent_indent=" " * width))
+    print(f"\n{textwrap.fill(end, columns)}")
+    return 0
+
+
+def _parse_train(words: list[str]) -> Callable[[], int]:
+    """Parse the environment and its options, of which it may be before or after."""
+    at = [i for i, word in enumerate(words) if i == 0 or words[i - 1] != "--out"]
+    # A word in front is meant as an environment. Among options, one that names an environment is.
+    is_named = (i for i in at if words[i].lower() in CONFIGS or ":" in words[i])
+    place = 0 if words[:1] and not words[0].startswith("-") else next(is_named, None)
+    if place is None:
+        if {*_HELP, "--help-all"} & {*words}:
+            title = "usage: gfn-rb train ENV [OPTIONS]\n\nenvironments:"
+            end = (
+                "gfn-rb train ENV --help shows the options of an environment. One of your own is "
+                "named by its configuration: mypackage.module:MyConfig"
+            )
+            return partial(_print_summaries, title, CONFIGS, end)
+        raise ArgumentError(f"train must name an environment: {', '.join(CONFIGS)}, got none")
+    env, options = words[place], words[:place] + words[place + 1 :]
+    default = _chosen(find_config(env)(), options)
+    kind, is_all = type(default), "--help-all" in options
+    if {*_HELP} & {*options} and not is_all:
+        kind = _with_main_options(kind)
+    options = ["--help" if word == "--help-all" else word for word in options]
+    markers = (tyro.conf.AvoidSubcommands,)
+    try:
+        default = _parsed(kind, f"gfn-rb train {env}", options, default=default, config=markers)
     except tyro.constructors.UnsupportedTypeAnnotationError as error:
         raise ArgumentError(f"{env} must have options that tyro can parse: {error}") from error
-    return training
+    rules.check_options(default)
+    return partial(train, default)
 
 
-def _parsed(kind: Any, **options: Any) -> Any:
+def _with_main_options(kind: type[TrainConfig]) -> type[TrainConfig]:
+    """Return a subclass whose help shows its own options and the main ones alone."""
+    hidden = {f.name for f in fields(GeneralOptions)} - MAIN_OPTIONS
+    suppress: Any = tyro.conf.Suppress
+    hints = get_type_hints(kind, include_extras=True)
+    # Copies: a field belongs to one class.
+    again = [(f.name, suppress[hints[f.name]], copy(f)) for f in fields(kind) if f.name in hidden]
+    more = f"{kind.__doc__}\n\nThese are the main options: --help-all shows all."
+    return make_dataclass(
+        kind.__name__, again, bases=(kind,), namespace={"__doc__": more}, frozen=True, kw_only=True
+    )
+
+
+def _parsed(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """Return what tyro makes of words; raise in one line what it would print in a box."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return tyro.cli(kind, **options)
+            return tyro.cli(kind, prog=prog, args=words, **options)
     except SystemExit as end:
         if not end.code:  # after --help
             raise
-    title, *lines = (line.strip("╭╮╰╯│─ ") for line in said.getvalue().splitlines())
+    _, *lines = (line.strip("╭╮╰╯│─ ") for line in said.getvalue().splitlines())
     lines = [line for line in lines if line.strip("-")]  # rules are dashes where output is piped
     text, _, near = " ".join(lines).partition(" Perhaps you meant: ")
+    if choice := re.match(r"invalid choice '(.*)' for argument '--(\S+)'.* one of (\(.*?\))", text):
+        rules.check_name(choice[2], choice[1], ast.literal_eval(choice[3]))
+    if wrong := re.match(
+        r"Error parsing --(\S+): .*?(\[.*?\]|'.*?').* helptext: --\S+ (.*?\S) ", text
+    ):
+        raise ArgumentError(f"{wrong[1]} must be {wrong[3]}, got {wrong[2]}")
     text = re.split(" Argument helptext: | For full helptext", text)[0].rstrip(".")
-    names = dict.fromkeys(re.findall(r"--[\w.-]+", near.partition(" For full helptext")[0]))
-    hint = f": did you mean {' or '.join(names)}?" if names else f": see {options['prog']} --help"
-    title = "" if text.startswith((title, "Error", "invalid")) else f"{title}: "
-    raise ArgumentError(f"{title}{text}{hint}")
+    names = re.findall(r"--[\w.-]+", near.partition(" For full helptext")[0])
+    names = get_close_matches(text.split(" ")[2].rstrip(","), dict.fromkeys(names), 2)
+    hint = f": did you mean {' or '.join(names)}?" if names else f": see {prog} --help"
+    raise ArgumentError(f"{text}{hint}")
 
 
 def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
@@ -170,20 +231,32 @@ def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
     tyro then shows and takes the options of these kinds alone.
     """
     hints, chosen = get_type_hints(type(config)), {}
-    for name, groups in ((f.name, groups_of(hints[f.name])) for f in fields(config)):
+    given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+    for name, groups in ((f.name, rules.groups_of(hints[f.name])) for f in fields(config)):
         if len(groups) < 2:
             continue
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument(f"--{name}", dest="kind", nargs="?")  # without a value tyro complains
-        kind = parser.parse_known_args(words)[0].kind
-        if kind not in (None, getattr(config, name).kind):
+        kind = parser.parse_known_args(words)[0].kind or getattr(config, name).kind
+        if kind != getattr(config, name).kind:
             chosen[name] = group_named(name, groups, kind)()
+        own = {f.name for f in fields(chosen.get(name, getattr(config, name)))}
+        for group in groups:
+            for other in (f.name for f in fields(group) if f.name not in own):
+                option = f"--{name}.{other}".replace("_", "-")
+                short = f"--{other}".replace("_", "-")
+                if option in given or (short in given and other not in hints):
+                    raise ArgumentError(
+                        f"{option} belongs to --{name} {group().kind}, got --{name} {kind}"
+                    )
     return replace(config, **chosen)
 
 
-def _conclude(result: RunResult | None) -> int:
+def _conclude(result: gfn_rb.training.session.run.RunResult | None) -> int:
     if result is None:  # another rank speaks for this one
         return 0
+    from gfn_rb.training.cli.tables import ranks_lines, result_lines
+
     folder = result.folder
     if result.stopped_by is not None:
         return 128 + result.stopped_by

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import flat
-from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.training.session.reading import named_damage, printable, read_json, read_metrics
-from gfn_rb.training.trainer import PHASES, Trainer, run_secret
+
+if TYPE_CHECKING:
+    import gfn_rb.training.trainer
 
 Lines = Iterator[str]
 
@@ -30,12 +32,12 @@ _OTHERS = {
 }
 
 
-def result_lines(trainer: Trainer, row: Mapping[str, Any]) -> Lines:
+def result_lines(trainer: gfn_rb.training.trainer.Trainer, row: Mapping[str, Any]) -> Lines:
     """Yield the table at the end of a run; the row was measured there."""
     config = trainer.config
     title = f"{config.env}, {row['step']:,} steps of {config.batch_size}, seed {config.seed}"
     total = row["time_total"]
-    seconds = {name: row[f"time_{name}"] for name in PHASES}
+    seconds = {n[5:]: s for n, s in row.items() if n.startswith("time_") and n != "time_total"}
     seconds["other"] = total - sum(seconds.values())
     times = {f"  {name}": f"{s:.1f} s ({s / total:.0%})" for name, s in seconds.items()}
     log_z, true = row["log_z"], trainer.fit.log_z

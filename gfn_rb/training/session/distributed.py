@@ -31,10 +31,10 @@ from gfn_rb.errors import (
 from gfn_rb.remote.protocol.membership import LOST
 from gfn_rb.remote.protocol.ownership import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.session import run
+from gfn_rb.training.session import RefusedError, run
 from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
-from gfn_rb.training.session.folder import RunFolder, write_json
-from gfn_rb.training.session.joining import RefusedError, connect, join
+from gfn_rb.training.session.folder import RunFolder, run_secret, write_json
+from gfn_rb.training.session.joining import connect, join
 from gfn_rb.training.session.rank_hooks import (
     GradientAverage,
     ManagerHooks,
@@ -42,7 +42,7 @@ from gfn_rb.training.session.rank_hooks import (
     make_manager,
     worker_silence,
 )
-from gfn_rb.training.trainer import Hooks, Trainer, run_secret
+from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
 from gfn_rb.transports.launch import Launch, end_at_exit, end_process, is_fault_tolerant

@@ -18,13 +18,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from gfn_rb.checkpoint import Secret
 from gfn_rb.checkpoint.atomic import link, published, try_lock
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.reading import named_damage, printable, read_json
-from gfn_rb.training.trainer import Row
 from gfn_rb.transports.launch import Launch
 
+Row = dict[str, int | float | None]  # of the table of metrics
 RUNS = Path("runs")
 MAX_RANKS = 1 << 16
 # The commands of gfn_rb.transports.launch. What else a file tells to run is not repeated.
@@ -149,6 +150,12 @@ class RunLock(ExitStack):
                 f"run must not be going on already, got {folder.path}, which another process has "
                 "locked"
             )
+
+
+def run_secret() -> Secret | None:
+    """Return the secret of all files and frames of a run, None if the environment names none."""
+    path = os.environ.get("GFN_RB_SECRET_FILE")
+    return Secret.read(path) if path else None
 
 
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportError
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.training.options import TransportName
+from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
 from gfn_rb.transports.deadline import Deadline
 from gfn_rb.transports.gloo import meet
@@ -27,14 +28,6 @@ _runs = count()
 _FLUSHING = 1.0  # seconds in which others take an answer
 _READY = 111  # message to rank 0: what a rank is about to do, and what it finds wrong with that
 _ANSWER = 112  # message from rank 0: the path of the folder, or why there is no run
-
-
-class RefusedError(GfnRbError):
-    """Rank 0 has already said why there will be no run."""
-
-    def __init__(self, why: str, code: int = 2) -> None:
-        super().__init__(why)
-        self.code = code
 
 
 def find_launch(transport: TransportName = "auto") -> Launch | None:

@@ -17,10 +17,10 @@ from gfn_rb.training.import_path import check_importable, imports_outside
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import distributed, run
-from gfn_rb.training.session.folder import RunFolder, RunLock
+from gfn_rb.training.session.folder import RunFolder, RunLock, run_secret
 from gfn_rb.training.session.joining import find_launch
 from gfn_rb.training.session.reading import read_json
-from gfn_rb.training.trainer import Trainer, run_secret
+from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports.launch import Launch
 
 
@@ -156,7 +156,7 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
             with torch.random.fork_rng(devices=[]):
                 check_env(own.make_env(), True if own.every_state_terminates else None)
             make_loss(own, own.make_env(), own.seed)
-        run.check_logger(config.logger)
+        run.check_installed(config.logger)
         run_secret()
     except GfnRbError as error:
         return error

@@ -33,9 +33,8 @@ from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import SoftmaxDraw
-from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.joining import RefusedError
-from gfn_rb.training.trainer import run_secret
+from gfn_rb.training.session import RefusedError
+from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.transports import SendHandle, Transport
 from gfn_rb.transports.deadline import Deadline, ShutdownBudget, never
 

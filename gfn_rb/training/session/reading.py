@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gfn_rb.codec.files import mapped
-from gfn_rb.codec.primitives import from_text, one_line
 from gfn_rb.errors import CheckpointCorruptError
 
 _MAX_JSON = 1 << 24  # bytes
@@ -20,6 +18,8 @@ _MAX_ROWS, _MAX_COLUMNS = 1_000_000, 1000
 
 def read_text(path: Path, max_nbytes: int) -> str:
     """Return the text of a file of a run."""
+    from gfn_rb.codec.files import mapped  # which loads torch, and a message needs `printable` only
+
     content = mapped(path)
     if len(content) > max_nbytes:
         raise CheckpointCorruptError(f"{path} must have at most {max_nbytes} bytes, got more")
@@ -31,6 +31,8 @@ def read_text(path: Path, max_nbytes: int) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object that a file of a run holds, of any values: see :func:`named_damage`."""
+    from gfn_rb.codec.primitives import from_text
+
     text = read_text(path, _MAX_JSON)
     try:
         value = from_text(text.strip().encode())
@@ -47,7 +49,8 @@ def named_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointCorruptError(f"{path} is damaged: {one_line(error):.200}") from None
+        why = printable(f"{type(error).__name__}: {error}")
+        raise CheckpointCorruptError(f"{path} is damaged: {why:.200}") from None
 
 
 def read_metrics(path: Path) -> list[dict[str, str]]:

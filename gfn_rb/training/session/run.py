@@ -28,8 +28,12 @@ LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
-def check_logger(logger: str) -> None:
-    """Check that the logger of a run is installed."""
+def check_installed(logger: str) -> None:
+    """Check that what a run needs later on, its logger and what draws its report, is installed."""
+    if find_spec("matplotlib") is None:
+        raise ArgumentError(
+            "matplotlib is not installed: pip install '.[train]' in a clone of gfn_rb"
+        )
     if logger not in ("none", "csv") and find_spec(logger) is None:
         raise ArgumentError(f"logger {logger} is not installed: pip install {logger}")
 

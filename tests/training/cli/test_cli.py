@@ -19,8 +19,9 @@ import gfn_rb
 from gfn_rb.checkpoint import Journal, load_state
 from gfn_rb.errors import CheckpointError
 from gfn_rb.training import DRAW, Trainer, report
-from gfn_rb.training.cli import commands, main
+from gfn_rb.training.cli import main
 from gfn_rb.training.config import CONFIGS, flat
+from gfn_rb.training.session import launch
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
 
@@ -125,7 +126,7 @@ TOGETHER = (  # so that each option has an effect
 
 def test_every_option_reaches_the_configuration(monkeypatch):
     made, seen = [], set()
-    monkeypatch.setattr(commands, "train", made.append)
+    monkeypatch.setattr(launch, "train", made.append)
     default = flat(CONFIGS["tfbind8"]().to_dict())
     for options in TOGETHER:
         assert main(["train", "tfbind8", *options.split()]) == 0
@@ -146,10 +147,13 @@ def test_every_option_reaches_the_configuration(monkeypatch):
 
 
 def test_options_of_other_kinds_are_refused_by_name(capsys):
-    for words in (["--draw.temperature", "2"], ["--draw", "uniform", "--draw.k", "0.1"]):
-        code, line = refusal(capsys, "train", "tfbind8", *words)
-        assert code == 2
-        assert words[-2] in line
+    for words, why in (
+        ("--draw.temperature 2", "--draw.temperature belongs to --draw softmax, got --draw rank"),
+        ("--temperature=2", "--draw.temperature belongs to --draw softmax, got --draw rank"),
+        ("--draw uniform --draw.k 1", "--draw.k belongs to --draw rank, got --draw uniform"),
+        ("--keep.cutoff 1", "--keep.cutoff belongs to --keep diverse, got --keep top"),
+    ):
+        assert refusal(capsys, "train", "tfbind8", *words.split()) == (2, f"gfn-rb: {why}")
     line = f"gfn-rb: draw must be one of {', '.join(DRAW)}, got 'best'"
     assert refusal(capsys, "train", "tfbind8", "--draw", "best") == (2, line)
     assert refusal(capsys, "train", "tfbind")[1].endswith("did you mean tfbind8?")
@@ -157,7 +161,7 @@ def test_options_of_other_kinds_are_refused_by_name(capsys):
 
 def test_groups_have_boxes_of_their_own(capsys):
     with pytest.raises(SystemExit):
-        main(["train", "hypergrid", "--draw", "softmax", "--help"])
+        main(["train", "hypergrid", "--draw", "softmax", "--help-all"])
     out = capsys.readouterr().out
     groups = ["draw", "keep", "search", "teacher", "anneal", "metrics", "managers", "feed"]
     assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups
@@ -209,8 +213,13 @@ def test_a_bad_value_is_named(options, line, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["train", "tfbind8", "--form", "middle"], ["--form", "middle", "append"]),
+        (["train", "tfbind8", "--form", "middle"], ["form", "middle", "append"]),
         (["train"], ["tfbind8", "hypergrid"]),
+        (["train", "TFBind8"], ["did you mean tfbind8?"]),
+        (["train", "tfbind8", "--metrics", "ELBOW"], ["did you mean elbo?"]),
+        (["train", "tfbind8", "--step", "5"], ["did you mean --steps or --anneal.steps?"]),
+        (["train", "tfbind8", "--max-age", "x"], ["max-age must be {None}|INT, got ['x']"]),
+        (["trian"], ["did you mean train?"]),
         (["fly"], ["fly", "train", "resume", "inspect", "compare"]),
         ([], ["train", "resume", "inspect"]),
         (["resume"], ["PATH"]),
@@ -240,10 +249,62 @@ def test_a_damaged_journal_is_recovered(capsys, tmp_path):
     assert 0 < len(again) < 6
 
 
+HELP = "--help", "-h", "train --help", "train tfbind8 --help", "train tfbind8 --help-all"
+REFUSED = "", "fly", "train", "train tfbind8 --step 5", "train tfbind8 --lr 0", "train TFBind8"
+LOADED = """
+import sys
+from gfn_rb.training.cli import main
+for words in {lines!r}:
+    try:
+        status = main(words.split())
+    except SystemExit as end:
+        status = end.code
+    heavy = {{"torch", "torchrl", "matplotlib", "numpy"}}
+    print(status, *heavy & {{*sys.modules}}, file=sys.stderr)
+"""
+
+
+def test_words_are_parsed_without_torch(tmp_path):
+    """What it imports is seen: a command that needs torch has it."""
+    lines = [*HELP, "--version", *REFUSED, "inspect nowhere"]
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED.format(lines=lines)], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}, timeout=120,
+    )  # fmt: skip
+    *others, last = (e for e in done.stderr.splitlines() if not e.startswith("gfn-rb: "))
+    assert others == ["0"] * (len(HELP) + 1) + ["2"] * len(REFUSED)
+    assert {*last.split()} >= {"2", "torch", "numpy"}
+
+
+def test_help_shows_the_main_options_and_help_all_the_others(capsys):
+    shown = []
+    for words in ("--help", "--help-all", "--draw softmax --help"):
+        with pytest.raises(SystemExit):
+            main(["train", "tfbind8", *words.split()])
+        lines = capsys.readouterr().out.splitlines()
+        shown.append({found[1] for line in lines if (found := re.match(r"\W (--[\w.-]+)", line))})
+    main_options, every, of_softmax = shown
+    assert {"--steps", "--draw", "--draw.k", "--form"} < main_options < every
+    assert len(main_options) < 20 < 55 < len(every)
+    assert of_softmax - main_options == {"--draw.temperature", "--draw.temperature-end"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["tfbind8 --steps 3 --hidden 8 4", "--steps 3 --hidden 8 4 tfbind8", "--steps 3 tfbind8 "
+     "--hidden 8 4", "--out hypergrid tfbind8 --steps 3 --hidden 8 4"],
+)  # fmt: skip
+def test_the_environment_stands_before_or_after_its_options(words, monkeypatch):
+    made = []
+    monkeypatch.setattr(launch, "train", made.append)
+    assert main(["train", *words.split()]) == 0
+    assert (made[0].env, made[0].steps, made[0].hidden) == ("tfbind8", 3, (8, 4))
+
+
 @pytest.mark.parametrize("env", CONFIGS)
 def test_help_explains_every_option(env, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["train", env, "--help"])
+        main(["train", env, "--help-all"])
     assert caught.value.code == 0
     out = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "--replay-ratio FLOAT Replayed items per fresh one" in out
@@ -285,11 +346,16 @@ def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
     assert not re.search(r"Traceback|Err|pipe", done.stderr), done.stderr
 
 
-def test_a_missing_extra_is_named(capsys, monkeypatch):
+def test_a_missing_extra_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tyro", None)
     monkeypatch.delitem(sys.modules, "gfn_rb.training.cli.commands", raising=False)
     line = "gfn-rb: tyro is not installed: pip install '.[train]' in a clone of gfn_rb"
     assert refusal(capsys, *GRID) == (1, line)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    line = "gfn-rb: matplotlib is not installed: pip install '.[train]' in a clone of gfn_rb"
+    assert refusal(capsys, *GRID, "--out", tmp_path / "run") == (2, line)
+    assert not (tmp_path / "run").exists()
     # Another missing module is no mistake of the user's.
     monkeypatch.setitem(sys.modules, "gfn_rb.training.cli.commands", None)
     with pytest.raises(ModuleNotFoundError, match=r"gfn_rb\.training\.cli\.commands"):
@@ -317,6 +383,31 @@ def test_a_signal_says_how_to_go_on(number, code, capsys, monkeypatch):
 def test_an_interrupt_before_training_ends_quietly(capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "__init__", Mock(side_effect=KeyboardInterrupt))
     assert refusal(capsys, *GRID) == (130, "gfn-rb: interrupted")
+
+
+INTERRUPTED = """
+import signal, sys
+
+class Interrupt:
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt)
+from gfn_rb.training.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["tyro", "torch._C", "numpy", "tensordict", "torchrl", "tqdm"])
+def test_an_interrupt_during_imports_ends_quietly(module):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, *GRID, "--steps", "1"], capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stderr in (b"", b"gfn-rb: interrupted\n")
 
 
 @pytest.mark.slow
