@@ -13,6 +13,7 @@ import gfn_rb
 # import all and be imported by none.
 LAYERS = (
     ("arguments", "errors", "keys", "lazy", "shapes", "stopwatch"),
+    ("kernels",),
     ("numerics",),
     ("torchrl_compat",),
     ("containers",),
@@ -38,6 +39,7 @@ LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer
 
 # Packages that only some layers may import, in any way.
 ONLY_IN = {
+    "numba": {"kernels"},
     "jaxtyping": {"shapes"},
     "beartype": set(),
     "mpi4py": {"transports"},

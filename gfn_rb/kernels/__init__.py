@@ -1,0 +1,52 @@
+"""Data structures as compiled loops over arrays, the only implementation on the host.
+
+``compiled`` marks a loop. numba compiles it at its first call and keeps the machine code beside the
+source, or in the user's cache folder. With ``NUMBA_DISABLE_JIT=1`` the same loops run as Python,
+with equal results. A loop may call loops of its own file only: numba notices changes of a file by
+that file alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core.event import Event, Listener, register
+
+__all__: list[str] = []
+
+_FOLDER = str(Path(__file__).parent)
+_Loop = TypeVar("_Loop", bound=Callable[..., Any])
+
+
+def compiled(loop: _Loop) -> _Loop:
+    """Compile a function at its first call, or read what an earlier process compiled."""
+    try:
+        return numba.njit(cache=True, nogil=True)(loop)
+    except RuntimeError:  # no folder for a cache can be written to
+        return numba.njit(nogil=True)(loop)
+
+
+class _Announcement(Listener):
+    """Says once per process that loops are compiled, which takes some seconds."""
+
+    def __init__(self) -> None:
+        self._was_made = False
+
+    def on_start(self, event: Event) -> None:
+        """Log the first compilation of a loop of this package."""
+        source = event.data["dispatcher"].py_func.__code__.co_filename
+        if not self._was_made and source.startswith(_FOLDER):
+            self._was_made = True
+            logging.getLogger(__name__).warning(
+                "compiling the loops of gfn_rb.kernels, once per machine (up to 10 s)"
+            )
+
+    def on_end(self, event: Event) -> None:
+        """Do nothing."""
+
+
+register("numba:compile", _Announcement())
