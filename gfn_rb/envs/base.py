@@ -439,7 +439,7 @@ class GFNEnv(EnvBase):
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
         batch = self.batch_size if tensordict is None else tensordict.batch_size
         state = self.source(batch.numel())
-        log_reward = torch.full((len(state),), -torch.inf, device=state.device)
+        log_reward = state.new_full((len(state),), -torch.inf, dtype=torch.float32)
         return self._observe(state, log_reward, self.sample_condition(len(state)), batch)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
@@ -454,7 +454,7 @@ class GFNEnv(EnvBase):
         self._check_legal(state, action, steps)
         next_state = self.forward_step(state, action).where(self._per_row(steps), state)
         exits = steps & (self.kind(action) == self.exit_action)
-        log_reward = torch.full(exits.shape, -torch.inf, device=exits.device)
+        log_reward = exits.new_full(exits.shape, -torch.inf, dtype=torch.float32)
         at_exit = None if condition is None else condition[exits]
         log_reward[exits] = self.log_reward(state[exits], at_exit)
         out = self._observe(next_state, log_reward, condition, tensordict.batch_size)

@@ -267,7 +267,7 @@ def draw_data(
     generator = torch.Generator().manual_seed(seed)
     probability = min(1.0, 2 / (n_nodes - 1))
     shape, double = (n_nodes, n_nodes), torch.float64
-    edges = (torch.rand(shape, generator=generator) < probability).triu(1)
+    edges = (torch.rand(shape, generator=generator, dtype=torch.float32) < probability).triu(1)
     weights = torch.randn(shape, generator=generator, dtype=double) * edges
     sample = NOISE * torch.randn(n_samples, n_nodes, generator=generator, dtype=double)
     for node in range(n_nodes):  # parents come before their children

@@ -86,11 +86,11 @@ class BitSequence(SequenceEnv, EnumerableEnv):
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
-        return -self.beta / self.n_bits * self.distances(state).amin(1)
+        return -self.beta / self.n_bits * self.distances(state).amin(1).float()
 
     def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return the share of bits that agree with the nearest mode."""
-        return 1 - self.distances(state).amin(1) / self.n_bits
+        return 1 - self.distances(state).amin(1).float() / self.n_bits
 
     def distances(self, state: StateBatch) -> Int64[Tensor, "n modes"]:
         """Return the Hamming distance of each finished string to each mode, in bits.

@@ -53,7 +53,9 @@ class GridEnv(EnumerableEnv):
         self.n_dims, self.height = ndim, height
         self.state_range = (-1, height - 1)
         self._register(
-            _code=torch.eye(height + 1, height).roll(1, 0),  # of -1 (the sink), 0, 1, ...
+            _code=torch.eye(height + 1, height, dtype=torch.float32).roll(
+                1, 0
+            ),  # of -1 (the sink), 0, 1, ...
             _increment=torch.eye(ndim + 1, ndim, dtype=torch.int64),  # the exit adds nothing
         )
 
@@ -151,7 +153,7 @@ class HyperGrid(GridEnv):
         # bits of the sink's -1 are set, so that those of ``_bits`` make it ``height`` or more.
         self._register(
             _band=(2 * offset > height - 1).long() + in_inner,
-            _log_levels=torch.tensor([r0, r0 + r1, r0 + r1 + r2]).log(),
+            _log_levels=torch.tensor([r0, r0 + r1, r0 + r1 + r2], dtype=torch.float32).log(),
             _column=torch.arange(ndim + 1) % ndim,
             _limit=torch.tensor([height - 1] * ndim + [height]),
         )
@@ -243,15 +245,16 @@ class ConditionalHyperGrid(HyperGrid):
 
     def sample_condition(self, n: int, generator: torch.Generator | None = None) -> ConditionBatch:
         """Draw ``n`` inverse temperatures from the log-uniform law."""
-        device = self.source_state.device
-        return self._at(torch.rand(n, 1, device=device, generator=generator))
+        share = torch.empty(n, 1, dtype=torch.float32, device=self.source_state.device)
+        return self._at(share.uniform_(generator=generator))
 
     def fixed_conditions(self, n: int) -> Float[Tensor, "n 1"]:
         """Return ``n`` inverse temperatures, evenly spaced in log beta between both ends.
 
         A single one is the geometric mean of the ends.
         """
-        share = torch.arange(n, device=self.source_state.device)[:, None] / max(n - 1, 1)
+        step = torch.arange(n, device=self.source_state.device, dtype=torch.float32)
+        share = step[:, None] / max(n - 1, 1)
         return self._at(share if n > 1 else share + 0.5)
 
     def encode_condition(self, condition: Float[Tensor, "n 1"]) -> Float[Tensor, "n 1"]:
@@ -305,7 +308,7 @@ class DeceptiveGrid(GridEnv):
         floor = torch.zeros(height + 1, dtype=torch.int64)
         floor[height - 1] = height - 2
         self._register(_is_outer=outer, _goal=goal, _legal=legal, _floor=floor)
-        self._register(_log_levels=torch.tensor(GOAL_REWARDS).log())
+        self._register(_log_levels=torch.tensor(GOAL_REWARDS, dtype=torch.float32).log())
 
     @property
     def n_states(self) -> int:

@@ -103,8 +103,8 @@ class RNABinding(SequenceEnv):
         super().__init__(len(LETTERS), length, form, **options)
         self.beta, self.min_reward, self.threshold = beta, min_reward, threshold
         self.targets = _sequences(targets)
-        best = torch.tensor([lowest_energy(target) / len(target) for target in self.targets])
-        self._register(_full_energy=length * best)
+        best = [lowest_energy(target) / len(target) for target in self.targets]
+        self._register(_full_energy=length * torch.tensor(best, dtype=torch.float32))
         self._energies: dict[str, list[float]] = {}  # of each sequence, with each target
         self.modes = modes
         if modes == "published":
@@ -157,7 +157,8 @@ class RNABinding(SequenceEnv):
         for x in set(sequences) - self._energies.keys():
             self._energies[x] = [_duplex(target, x) for target in self.targets]
         rows = [self._energies[x] for x in sequences]
-        return torch.tensor(rows, device=state.device).reshape(-1, len(self.targets))
+        energy = torch.tensor(rows, device=state.device, dtype=torch.float32)
+        return energy.reshape(-1, len(self.targets))
 
     def is_mode(self, state: StateBatch, log_reward: Floats | None = None) -> Flags:
         """Return which sequences are modes; r may be below ``threshold`` by rounding."""

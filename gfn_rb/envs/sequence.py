@@ -62,6 +62,7 @@ class SequenceEnv(GFNEnv):
         as_count("length", length)
         order = ORDERS[form](n_letters, length, options.get("device"))
         letter_code = torch.eye(n_letters) if letter_code is None else letter_code
+        letter_code = letter_code.float()
         super().__init__(
             torch.full((length,), EMPTY),
             torch.full((length,), SINK),

@@ -57,6 +57,7 @@ class MixturePolicy(StateNetwork):
         """Write "logits" and return the density of parameters."""
         state, condition = tensordict.get(keys.STATE), tensordict.get(keys.CONDITION, None)
         out = self.evaluate(state, condition)
+        out = out.to(torch.promote_types(out.dtype, state.dtype))  # beta needs float32 at least
         logits, log_weight, *outs = out.split(self._sizes, 1)
         tensordict.set(keys.LOGITS, logits)
         first, second = (each.view(self._shape) for each in outs)

@@ -82,7 +82,7 @@ class StateNetwork(StateModule):
         x = self._encode(state)
         if condition is not None or x.shape[1] != self._in_features:
             x = self._input(x, condition)
-        return self.trunk(x)
+        return self.trunk(x.to(self.head.weight.dtype))
 
     def plain_trunk(self) -> nn.Module | None:
         """Return the trunk, unless a subclass computes something else. See the base class."""
@@ -104,6 +104,8 @@ class StateNetwork(StateModule):
             x = torch.from_numpy(encode(state))
             if condition is not None or x.shape[1] != self._in_features:
                 x = self._input(x, condition)
+            if x.dtype != weight.dtype:
+                x = x.to(weight.dtype)
             for w, b in hidden:
                 x = linear(x, w, b).relu_()
             return linear(x, weight, bias)
@@ -285,7 +287,8 @@ class OwnNetwork(TensorDictModuleBase):
         x = self._encode(tensordict.get(keys.STATE))
         if len(self.in_keys) > 1:
             x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
-        return self.module(x)
+        first = next((p for p in self.module.parameters() if p.is_floating_point()), x)
+        return self.module(x.to(first.dtype))
 
     def _takes(self, env: GFNEnv) -> str:
         if isinstance(self.module, TensorDictModuleBase):
@@ -347,4 +350,5 @@ class ConditionalLogZ(nn.Module):
         """
         if condition is None:
             raise ArgumentError("condition must be given to ConditionalLogZ, got rows without")
-        return self.head(self.trunk(self._encode_condition(condition))).squeeze(1)
+        x = self._encode_condition(condition).to(self.head.weight.dtype)
+        return self.head(self.trunk(x)).squeeze(1)

@@ -63,8 +63,8 @@ class Box(ContinuousEnv):
             raise ArgumentError(f"delta must be at most 1, got {delta}")
         self.delta, self.r0, self.r1, self.r2 = delta, r0, r1, r2
         super().__init__(
-            torch.zeros(2),
-            torch.full((2,), -1.0),
+            torch.zeros(2, dtype=torch.float32),
+            torch.full((2,), -1.0, dtype=torch.float32),
             n_parameters=2,
             # A step of delta adds as much to the sum of both coordinates, or more.
             max_length=math.floor(2 / delta) + 2,
@@ -112,8 +112,9 @@ class Box(ContinuousEnv):
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         self.check_terminating(state)
-        in_outer = ((state - 0.5).abs() > 0.25).all(1)
-        return (self.r0 + self.r1 * in_outer + self.r2 * self._in_inner_band(state)).log()
+        in_outer = ((state - 0.5).abs() > 0.25).all(1).float()
+        in_inner = self._in_inner_band(state).float()
+        return (self.r0 + self.r1 * in_outer + self.r2 * in_inner).log()
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the coordinates from -1 to 1, sines and cosines of them, and a flag of the source.
@@ -195,14 +196,17 @@ class Line(ContinuousEnv):
         moments = [(m - start) ** 2 + s**2 for m, s in zip(means, scales, strict=True)]
         self.spread = math.sqrt(sum(moments) / len(moments))
         super().__init__(
-            torch.tensor([start, 0.0]),
-            torch.tensor([start, -1.0]),
+            torch.tensor([start, 0.0], dtype=torch.float32),
+            torch.tensor([start, -1.0], dtype=torch.float32),
             n_parameters=1,
             max_length=n_steps + 1,
             encoded_size=2,
             **options,
         )
-        self._register(_means=torch.tensor(means).float(), _scales=torch.tensor(scales).float())
+        self._register(
+            _means=torch.tensor(means, dtype=torch.float32),
+            _scales=torch.tensor(scales, dtype=torch.float32),
+        )
 
     @property
     def true_log_z(self) -> float:
