@@ -176,7 +176,7 @@ def test_what_is_imported_is_declared() -> None:
 
 
 def test_every_dependency_is_documented() -> None:
-    page = (PYPROJECT.parent / "docs" / "dependencies.md").read_text()
+    page = (PYPROJECT.parent / "docs" / "versions.md").read_text()
     names = declared() - {"gfn_rb"}
     assert {"torch", "ViennaRNA", "tyro", "mkdocs"} <= names
     assert [name for name in names if not re.search(rf"\b{name}\b", page)] == []

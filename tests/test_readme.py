@@ -21,9 +21,11 @@ import torch
 from gfn_rb.training.cli import main
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
+from tools.notebooks import as_markdown
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 OWN = ROOT / "docs" / "tutorials" / "own_network.md"
 NEEDED = {"docs/torchgfn.md": "gfn.gym"}  # by a page: what is installed for few versions of Python
 
@@ -89,7 +91,8 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-EXAMPLES = [(name_of(page), example) for page in PAGES for example in parse(page.read_text())]
+TEXTS = {**{page: page.read_text() for page in PAGES}, **{n: as_markdown(n) for n in NOTEBOOKS}}
+EXAMPLES = [(name_of(page), example) for page, text in TEXTS.items() for example in parse(text)]
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +125,11 @@ def test_the_links_of_readme_lead_somewhere() -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[0].read_text())
     assert len(links) > 20
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_notebook_runs_as_one_example() -> None:
+    (blocks,) = [len(each.blocks) for name, each in EXAMPLES if name.endswith("own_loop.ipynb")]
+    assert blocks == 4
 
 
 def test_every_example_is_on_a_page() -> None:

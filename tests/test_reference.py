@@ -26,7 +26,8 @@ def test_a_page_shows_all_of_its_module() -> None:
 
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text()
-    pages = (path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
+    sources = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
+    pages = (path.relative_to(ROOT / "docs").with_suffix(".md") for path in sources)
     assert [page for page in map(str, pages) if f": {page}\n" not in menu] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # MkDocs does not look there
+from tools.notebooks import as_markdown  # noqa: E402
+
 RESULTS = "benchmarks/results"
 LINKED = "parts.md"  # the page on which every public name is a link
 NAME = re.compile(r"`(\w+)(\([^`]*\))?`")
@@ -40,23 +44,30 @@ class Decorated(griffe.Extension):
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pictures that benchmarks draw, which lie beside their figures."""
+    """Add the pictures that benchmarks draw, which lie beside their figures, and notebooks."""
     for path in sorted((ROOT / RESULTS).glob("*.png")):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
+    for path in sorted((ROOT / "docs").rglob("*.ipynb")):
+        page = path.relative_to(ROOT / "docs").with_suffix(".md").as_posix()
+        files.append(File.generated(config, page, content=as_markdown(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite links to pictures, which hold on GitHub as they are, and add what is generated."""
+    """Rewrite links that hold on GitHub as they are, and add what is generated."""
     source = page.file.src_uri
     if source.startswith("api/"):
         module = Path(source).stem
         return markdown.replace(f"::: {module}\n", reference(module))
     if source == LINKED:
         return re.sub(NAME, linked, markdown)
-    return markdown.replace(f"](../{RESULTS}/", "](results/").replace(
-        f"](../../{RESULTS}/", "](../results/"
-    )
+    for there, here in (
+        (f"](../{RESULTS}/", "](results/"),
+        (f"](../../{RESULTS}/", "](../results/"),
+        (".ipynb)", ".md)"),
+    ):
+        markdown = markdown.replace(there, here)
+    return markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -18,8 +18,7 @@ from benchmarks.published.rows import ROWS, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
-RESULTS = DOCS / "published.md"
-GRIDS, OTHERS = DOCS / "published_protocols_grids.md", DOCS / "published_protocols.md"
+RESULTS, PROTOCOLS = DOCS / "published.md", DOCS / "published_protocols.md"
 BEGIN, END = "<!-- made by benchmarks.published -->", "<!-- end -->"
 PICTURE = "published.png"
 PEERS = "published_peers.json"  # runs of others' code on the same machine, entered by hand
@@ -39,11 +38,7 @@ def write_page(folder: Path) -> None:
     lines += ["", *_measured(folder / PEERS, known)]
     lines += ["", *_by_default(folder)]
     _insert(RESULTS, lines)
-    for page, rows in (
-        (GRIDS, [row for row in ROWS.values() if row.name.startswith("grid")]),
-        (OTHERS, [row for row in ROWS.values() if not row.name.startswith("grid")]),
-    ):
-        _insert(page, [line for row in rows for line in [*_section(row), ""]][:-1])
+    _insert(PROTOCOLS, _protocols())
     _draw(folder / PICTURE, {row: results for row, results in known.items() if row.n_modes})
 
 
@@ -118,13 +113,17 @@ def _by_default(folder: Path) -> list[str]:
     return lines
 
 
-def _section(row: Row) -> list[str]:
-    """Return the heading of a row, what was published, its protocol, and what differs here."""
-    lines = [f"## {row.title}", "", f"`python -m benchmarks.published {row.name}`"]
-    texts = {"Published": row.published, "Protocol": row.protocol, "Settings here": row.settings}
-    for name, text in texts.items():
-        lines += ["", f"{name}:", "", *(f"- {part}" for part in text.split("; "))]
-    return lines
+def _protocols() -> list[str]:
+    """Return for each row what was published, its protocol, and what differs here."""
+    lines: list[str] = []
+    before = ""
+    for row in ROWS.values():
+        protocol = "the same" if row.protocol == before else row.protocol
+        lines += [f"### {row.title}", "", f"- Command: `python -m benchmarks.published {row.name}`"]
+        lines += [f"- Published: {row.published}", f"- Protocol: {protocol}"]
+        lines += [f"- Here: {row.settings}", ""]
+        before = row.protocol
+    return lines[:-1]
 
 
 def _draw(path: Path, known: dict[Row, list[Result]]) -> None:

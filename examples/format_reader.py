@@ -1,8 +1,5 @@
-# A reader of the format
+"""A reader of the file format, which needs NumPy and xxhash and no code of gfn_rb."""
 
-This reader of [the file format](format.md) needs NumPy and xxhash, and no code of gfn_rb. It omits dtypes that NumPy lacks, such as `bfloat16`.
-
-```python
 import json
 import math
 import struct
@@ -14,6 +11,7 @@ BLOCK = 1 << 24
 
 
 def aligned(position):
+    """Return the next multiple of 64."""
     return -(-position // 64) * 64
 
 
@@ -37,9 +35,10 @@ def read(data):
 
 
 def tensors_of(data, structure, small, head):
+    """Return the tensors by number, and where the body ends."""
     dtypes = [np.dtype(dtype) for _, dtype, _ in structure]
     shapes = [shape for _, _, shape in structure]
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes)]
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
 
     def tensor(i, at):
         return np.frombuffer(data[at : at + sizes[i]], dtypes[i]).reshape(shapes[i])
@@ -60,7 +59,8 @@ def text_rows(node, tensors):
     """Return the strings or bytes of a column."""
     values, lengths, kind = node["text"]
     ends = tensors[lengths].cumsum()
-    rows = [tensors[values].tobytes()[end - n : end] for end, n in zip(ends, tensors[lengths])]
+    text = tensors[values].tobytes()
+    rows = [text[end - n : end] for end, n in zip(ends, tensors[lengths], strict=True)]
     return [str(row, "utf8", "surrogatepass") for row in rows] if kind == "str" else rows
 
 
@@ -71,38 +71,4 @@ def ragged_rows(node, tensors):
         return list(tensors[values])
     ends, rest = tensors[lengths].prod(1).cumsum()[:-1], tensors[values].shape[1:]
     parts = np.split(tensors[values], ends)
-    return [part.reshape(*size, *rest) for part, size in zip(parts, tensors[lengths])]
-```
-
-It reads a file of `save_state` and a frame:
-
-```python title="continued"
-from pathlib import Path
-
-import torch
-from gfn_rb.checkpoint import save_state
-from gfn_rb.codec import LazyBuffer, encode_frame
-from tensordict import TensorDict, lazy_stack
-
-save_state("state.ckpt", {"weights": torch.ones(2, 3), "step": 7, "rate": 0.5})
-form, _, values, tensors = read(Path("state.ckpt").read_bytes())
-print(form, values["values"])
-print(tensors[0].tolist())
-
-rows = [TensorDict({"tokens": torch.arange(n), "text": "é" * n}) for n in (1, 0, 2)]
-buffers = encode_frame(3, lazy_stack(rows), {"id": 1})
-frame = b"".join(each.make() if isinstance(each, LazyBuffer) else each for each in buffers)
-form, kind, values, tensors = read(frame)
-columns = dict(values["rows"]["lazy_stack"]["items"]["rows"]["entries"])
-print(form, kind, values["meta"], columns["tokens"])
-print([row.tolist() for row in ragged_rows(columns["tokens"], tensors)])
-print(text_rows(columns["text"]["objects"]["data"], tensors))
-```
-
-```text
-b'file' {'dict': [['weights', {'tensor': 0}], ['step', 7], ['rate', {'float': '3fe0000000000000'}]]}
-[[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
-b'rows' 3 {'id': 1} {'ragged': [0, 1]}
-[[0], [], [0, 1]]
-['é', '', 'éé']
-```
+    return [part.reshape(*size, *rest) for part, size in zip(parts, tensors[lengths], strict=True)]
