@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
     from gfn_rb.containers import States, Trajectories, Transitions
     from gfn_rb.interop.experience import ExperienceMemory
+    from gfn_rb.page import view
     from gfn_rb.ragged import RaggedStorage
     from gfn_rb.rollout import ActionSampler, LocalSearchSampler, Sampler
     from gfn_rb.samplers import (
@@ -67,6 +68,7 @@ __all__ = [
     "state_buffer",
     "terminating_state_buffer",
     "transition_buffer",
+    "view",
 ]
 
 __getattr__ = lazy_exports(
@@ -76,6 +78,7 @@ __getattr__ = lazy_exports(
     " transition_buffer",
     checkpoint="load_checkpoint save_checkpoint",
     containers="States Trajectories Transitions",
+    page="view",
     ragged="RaggedStorage",
     rollout="ActionSampler LocalSearchSampler Sampler",
     samplers="GroupSampler PrioritySampler QuantileRewardSampler RankRewardSampler RecencySampler"

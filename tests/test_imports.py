@@ -17,12 +17,13 @@ from test_layers import FILES, imports, module_name
 import gfn_rb
 
 # Import names of the optional dependencies and of what only the tests use.
-HEAVY = ("matplotlib", "mpi4py", "tyro", "tqdm", "gfn", "scipy", "RNA")
+HEAVY = ("matplotlib", "bokeh", "mpi4py", "tyro", "tqdm", "gfn", "scipy", "RNA")
 CHECKERS = ("jaxtyping", "beartype")
 BLOCKED = ("beartype", "json")
 # Modules whose business an optional dependency is.
 OPTIONAL = tuple(
-    f"gfn_rb.{layer}" for layer in ("interop", "training", "transports.mpi", "__main__")
+    f"gfn_rb.{layer}"
+    for layer in ("interop", "page.plots", "training", "transports.mpi", "__main__")
 )
 
 # Of a module that is named differently.

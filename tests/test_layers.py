@@ -25,6 +25,7 @@ LAYERS = (
     ("codec",),
     ("checkpoint",),
     ("envs",),
+    ("page",),
     ("rollout",),
     ("policies",),
     ("losses",),
@@ -45,6 +46,7 @@ ONLY_IN = {
     "mpi4py": {"transports"},
     "gfn": {"interop"},
     "RNA": {"envs"},
+    "bokeh": {"page"},
 }
 # Numerics is tensor mathematics and nothing else.
 IN_NUMERICS = {

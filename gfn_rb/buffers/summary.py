@@ -143,7 +143,7 @@ def best_rows(rb: ReplayBuffer, k: int) -> TensorDictBase:
                     f"rb must hold rewards for best, got rows without {_key(member)!r}"
                 )
             slot = value.argsort(descending=True, stable=True)[:k]
-            rows = _whole(member, slot).exclude(keys.INDEX).set(keys.INDEX, slot)
+            rows = whole_rows(member, slot).exclude(keys.INDEX).set(keys.INDEX, slot)
             if is_merged:
                 rows.set(keys.BUFFER_ID, torch.full_like(slot, number))
             parts.append((rows, value[slot]))
@@ -158,21 +158,31 @@ def summarize(rb: ReplayBuffer, describe: Any = None) -> BufferSummary:
     words = as_describe(describe)
     with locked(rb) as members:
         columns = read_columns(rb, members)
-        best, n_rows = columns.best(_N_BEST), sum(len(each.storage) for each in members)
+        best = columns.best(_N_BEST)
         named = words_of(words, objects_at(members, best)) if len(best) else []
+        return summarized(columns, members, best, named)
+
+
+def summarized(
+    columns: RowColumns,
+    members: Sequence[ReplayBuffer],
+    best: Int64[Tensor, "k"],
+    words: Sequence[str],
+) -> BufferSummary:
+    """Return the summary of the rows of some buffers, whose best objects are given in words."""
     reward, age, log_prob, number = columns
     p = None if log_prob is None else log_prob.exp()
     top = None if reward is None else reward.argsort(descending=True, stable=True)[:N_TOP]
     return BufferSummary(
-        n_rows=n_rows,
+        n_rows=sum(len(each.storage) for each in members),
         capacity=sum(each.storage.max_size for each in members),
-        log_rewards=None if reward is None else _quantiles(reward, 0, 0.25, 0.5, 0.75, 1),
+        log_rewards=None if reward is None else _quantiles(reward, 0.0, 0.25, 0.5, 0.75, 1.0),
         n_objects=None if number is None else len(number[number >= 0].unique()),
-        ages=None if age is None else (*map(int, _quantiles(age.double(), 0, 0.5, 1)),),
+        ages=None if age is None else (*map(int, _quantiles(age.double(), 0.0, 0.5, 1.0)),),
         effective_rows=None if p is None else float(1 / p.square().sum()),
         top_share=None if p is None or top is None else float(p[top].sum()),
         mean_draw_age=None if p is None or age is None else float(p @ age.double()),
-        best=tuple(zip(named, [] if reward is None else reward[best].tolist(), strict=True)),
+        best=tuple(zip(words, [] if reward is None else reward[best].tolist(), strict=True)),
     )
 
 
@@ -189,16 +199,29 @@ def read_columns(rb: ReplayBuffer, members: Sequence[ReplayBuffer]) -> RowColumn
     )
 
 
+def slots_of(
+    members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]
+) -> Iterator[tuple[ReplayBuffer, Int64[Tensor, "k"], Int64[Tensor, "k"]]]:
+    """Yield members with the positions in ``index`` of their rows, and with the rows' slots.
+
+    Args:
+        members: buffers.
+        index: rows, numbered as in :class:`RowColumns`.
+    """
+    start = 0
+    for member in members:
+        at = ((index >= start) & (index < start + len(member.storage))).nonzero()[:, 0]
+        if len(at):
+            yield member, at, index[at] - start
+        start += len(member.storage)
+
+
 def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> Any:
     """Return the objects of some rows, numbered as in :class:`RowColumns`: a tensor or a list."""
     found: dict[int, Any] = {}
-    start = 0
-    for member in members:
-        here = ((index >= start) & (index < start + len(member.storage))).nonzero()[:, 0]
-        if len(here):
-            objects = _objects(_whole(member, index[here] - start), _key(member))
-            found |= zip(here.tolist(), [] if objects is None else objects[0], strict=True)
-        start += len(member.storage)
+    for member, at, slot in slots_of(members, index):
+        objects = _objects(whole_rows(member, slot), _key(member))
+        found |= zip(at.tolist(), [] if objects is None else objects[0], strict=True)
     listed = [found[i] for i in range(len(index))]
     shapes = {each.shape if isinstance(each, Tensor) else None for each in listed}
     return torch.stack(listed) if len(shapes) == 1 and None not in shapes else listed
@@ -211,7 +234,7 @@ def as_describe(describe: Any) -> Describe:
         ArgumentError: ``describe`` is something else.
     """
     if describe is None:
-        return _default_words
+        return default_words
     words = getattr(describe, "describe", describe)  # environments are callable, too
     if not callable(words) or isinstance(describe, type):
         raise ArgumentError(
@@ -241,7 +264,8 @@ def words_of(describe: Describe, objects: Any) -> list[str]:
     return [" ".join(each.split()) for each in words]
 
 
-def _default_words(objects: Any) -> list[str]:
+def default_words(objects: Any) -> list[str]:
+    """Return objects as their numbers or their text."""
     if isinstance(objects, Tensor):
         return numbers_in_words(objects)
     return [
@@ -306,7 +330,7 @@ def _log_probs(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
         return None
 
 
-def _whole(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
+def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     """Return stored rows as they were added; rows of several lengths are padded."""
     storage = rb.storage
     if isinstance(storage, ListStorage):
@@ -372,7 +396,7 @@ def _object_columns(rb: ReplayBuffer) -> tuple[Int64[Tensor, "n d"], Bool[Tensor
     parts = []
     for index in torch.arange(len(rb.storage)).split(_CHUNK):
         try:
-            found = _objects(_whole(rb, index), _key(rb))
+            found = _objects(whole_rows(rb, index), _key(rb))
         except GfnRbError:  # rows of no known kind
             return None
         if found is None:

@@ -1,0 +1,134 @@
+"""The page as a file: verdict, plots and table in one HTML document."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.buffers.summary import N_TOP, Describe
+from gfn_rb.checkpoint.atomic import published
+from gfn_rb.envs import GFNEnv
+from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError
+from gfn_rb.page.content import YOUNG, Content, FeatureSource, read_content
+
+logger = logging.getLogger(__name__)
+
+
+def view(
+    rb: ReplayBuffer | Mapping[str, ReplayBuffer],
+    path: str | PathLike[str],
+    *,
+    env: GFNEnv | None = None,
+    describe: Describe | None = None,
+    features: FeatureSource = None,
+    curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    batch_size: int | None = None,
+    title: str = "Replay buffer",
+) -> Path:
+    """Write one HTML page that shows what a buffer keeps and what it draws.
+
+    The page opens from disk in any browser and requests nothing from a network. It shows a verdict,
+    a map of the objects beside their ages, a table of the objects, rewards of kept and of drawn
+    rows, and how draws concentrate on few rows. A selection in a plot selects the rows in the other
+    plot and in the table. At most 20,000 rows are shown one by one: the best, and a random part of
+    the others.
+
+    Args:
+        rb: the buffer, which is not changed; or buffers by name. Each gets a verdict, and the first
+            one the other parts.
+        path: file to create or replace.
+        env: environment of the rows, for words, features and modes.
+        describe: callable from objects [n, *S] to a text for each, instead of that of ``env``.
+        features: what the map is made of, by its first two principal components: a key, or a
+            callable from rows [n] to a tensor [n, d]. Default: those of a ``DiversityWriter``, else
+            what networks see of states in ``env``, else the states.
+        curves: numbers measured in the course of runs: for each configuration a list of runs, each
+            a dictionary of columns [k] with ``reward_calls`` and any of ``loss``, ``replay_loss``,
+            ``modes_found`` and ``mean_age``. Several runs become their mean and range.
+        batch_size: number of rows of a batch, for expected draws. Default: that of the buffer, or
+            64 if it has none.
+        title: heading of the page.
+
+    Returns:
+        The path of the page. What could not be shown is logged as a warning, and the page says so.
+
+    Raises:
+        GfnRbError: Bokeh is not installed.
+        ArgumentError: ``curves`` have no ``reward_calls``.
+        EmptyBufferError: there are neither rows nor curves.
+    """
+    try:
+        from bokeh.document import Document
+        from bokeh.embed import file_html
+        from bokeh.resources import INLINE
+    except ModuleNotFoundError as error:
+        raise GfnRbError("bokeh is not installed: pip install 'gfn_rb[view]'") from error
+    from gfn_rb.page.plots import plot_curves, plot_draws, plot_objects
+
+    curves = curves or {}
+    for run in chain(*curves.values()):
+        if "reward_calls" not in run:
+            raise ArgumentError(f"curves must have 'reward_calls', got {sorted(run)}")
+    buffers = {"": rb} if isinstance(rb, ReplayBuffer) else rb
+    contents = {
+        name: read_content(each, env, describe, features, batch_size)
+        for name, each in buffers.items()
+    }
+    held = {name: each for name, each in contents.items() if each.summary.n_rows}
+    if not held and not curves:
+        raise EmptyBufferError("rb must hold rows for a page without curves, got none")
+    document, sections = Document(), {"Runs": [*plot_curves(curves)] if curves else []}
+    for name, content in [*held.items()][:1]:
+        parts, scripts = plot_objects(content)
+        document.js_on_event("document_ready", *scripts)
+        of_buffer = {f"Buffer of {name}" if name else "Buffer": [*parts, *plot_draws(content)]}
+        sections = of_buffer | sections if len(buffers) == 1 else sections | of_buffer
+    notes = [note for each in contents.values() for note in each.notes.values()]
+    for note in notes:
+        logger.warning("%s", note)
+    notes += [each.limit for each in held.values() if each.limit]
+    notes += [part.text for part in chain(*sections.values()) if part.model is None]
+    for heading, parts in sections.items():
+        sections[heading] = [part for part in parts if part.model is not None]
+        for part in sections[heading]:
+            part.model.name = part.name
+            document.add_root(part.model)
+    html = file_html(
+        document, INLINE, title, template=files("gfn_rb.page").joinpath("page.html").read_text(),
+        template_variables={
+            "verdicts": [{"": name, **_verdict(each)} for name, each in held.items()],
+            "notes": notes, "sections": sections,
+        },
+    )  # fmt: skip
+    with published(path := Path(path)) as stream:
+        stream.write(html.encode())
+    return path
+
+
+def _verdict(content: Content) -> dict[str, str]:
+    """Return what a buffer holds and draws, in words, by what it is."""
+    summary, age = content.summary, content.columns.age
+    n, found = summary.n_rows, {}
+    if summary.log_rewards is not None:
+        found["best object"] = f"{content.words[-1]}, log R = {summary.log_rewards[-1]:.3f} nats"
+    found["rows"] = f"{n:,}"
+    if content.modes:
+        found["modes in the buffer"] = content.modes
+    if summary.effective_rows is not None:
+        share = summary.effective_rows / n
+        found["effective rows drawn"] = f"{summary.effective_rows:,.0f} ({share:.1%})"
+    if summary.top_share is not None:
+        found[f"draws of the best {N_TOP} rows"] = f"{summary.top_share:.1%}"
+    if summary.mean_draw_age is not None:
+        found["mean age of a draw, steps"] = f"{summary.mean_draw_age:,.1f}"
+    if age is not None:
+        n_young = int((age < YOUNG).sum())
+        found[f"rows younger than {YOUNG} steps"] = f"{n_young:,} ({n_young / n:.0%})"
+    return found

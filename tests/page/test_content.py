@@ -1,0 +1,230 @@
+"""The numbers and words behind a page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from factories import objects, rows, seeded
+from tensordict import TensorDict, lazy_stack
+
+from gfn_rb import (
+    MergedReplayBuffer,
+    RaggedStorage,
+    RankRewardSampler,
+    diverse_buffer,
+    fifo_buffer,
+    reward_prioritized_buffer,
+    terminating_state_buffer,
+)
+from gfn_rb.envs import HyperGrid
+from gfn_rb.page import content
+from gfn_rb.page.content import draws_per_batch, plane, read_content, shown_rows, which_reach_modes
+
+ENV = HyperGrid(2, 8)
+
+
+def grid_buffer(**options):
+    """All terminating states of a grid, of one age each."""
+    rb = terminating_state_buffer(100, batch_size=4, **options)
+    state = ENV.terminating_states()
+    version = torch.arange(len(state))
+    more = {"log_reward": ENV.log_reward(state), "policy_version": version}
+    rb.extend(TensorDict({"state": state, **more}, [len(state)]))
+    return rb
+
+
+def test_all_rows_of_a_small_buffer_are_shown_lowest_reward_first() -> None:
+    assert shown_rows(torch.tensor([0.0, -1.0, 2.0, -torch.inf]), 4).tolist() == [3, 1, 0, 2]
+
+
+def test_of_many_rows_the_best_and_a_random_part_of_the_others_are_shown() -> None:
+    log_reward = torch.rand(1000, generator=seeded())
+    row = shown_rows(log_reward, 100)
+    best = log_reward.argsort()[-50:]
+    assert row[-50:].equal(best)
+    assert len(row.unique()) == 100
+    assert log_reward[row].diff().min() >= 0
+    others = log_reward[row[:50]].mean()  # of 950 rows that are uniform in [0, 0.95]
+    assert abs(float(others) - 0.475) < 4 * 0.95 / 12**0.5 / 50**0.5
+    assert row.equal(shown_rows(log_reward, 100))
+
+
+def test_shares_and_means_are_of_all_rows_where_some_are_not_shown(monkeypatch) -> None:
+    monkeypatch.setattr(content, "MAX_ROWS", 10)
+    found = read_content(grid_buffer(), ENV)
+    assert len(found.words) == len(found.row) == 10
+    assert found.summary.n_rows == 64
+    assert found.limit.startswith("10 of 64 rows are shown one by one")
+
+
+def test_words_modes_and_places_are_those_of_the_rows_shown() -> None:
+    rb = grid_buffer()
+    found = read_content(rb, ENV)
+    state = rb.storage.get(found.row)["state"]
+    assert found.words == ENV.describe(state)
+    assert found.is_mode.equal(ENV.mode_index(state) >= 0)
+    assert found.modes == f"{ENV.n_modes} of {ENV.n_modes}"
+    assert found.position.equal(state.double())  # two numbers need no projection
+    assert found.columns.log_reward[found.row].diff().min() >= 0
+    assert found.notes == {}
+
+
+@pytest.mark.parametrize("is_mode", [[], [0], [5], [0, 1, 2, 3, 4, 5, 6], [2, 6]])
+def test_rows_that_reach_modes_are_found_by_halves(is_mode) -> None:
+    class Env(HyperGrid):
+        def modes_reached(self, state, log_reward=None):
+            return torch.tensor([i for i in state[:, 0].tolist() if i in is_mode])
+
+    state = torch.arange(7)[:, None]
+    found = which_reach_modes(Env(1, 7), state, torch.zeros(7))
+    assert found.nonzero()[:, 0].tolist() == is_mode
+
+
+def test_places_are_the_principal_components() -> None:
+    x = torch.randn(200, 6, generator=seeded()) * torch.tensor([5.0, 3.0, 1.0, 0.5, 0.1, 0.1])
+    position, axes = plane(x @ torch.linalg.qr(torch.randn(6, 6, generator=seeded(1)))[0])
+    centred = (x - x.mean(0)).double()
+    u, size, _ = torch.linalg.svd(centred, full_matrices=False)
+    for i in range(2):
+        assert abs(position[:, i].dot(u[:, i])) == pytest.approx(float(size[i]), rel=1e-3)
+    share = size.square() / size.square().sum()
+    assert axes == tuple(f"component {i + 1} ({share[i]:.0%} of the variance)" for i in range(2))
+
+
+def test_places_use_no_random_numbers_of_others_and_repeat() -> None:
+    x = torch.randn(50, 20, generator=seeded())
+    before = torch.get_rng_state()
+    assert plane(x)[0].equal(plane(x)[0])
+    assert torch.get_rng_state().equal(before)
+
+
+def test_features_are_the_users_else_those_of_the_writer_else_of_the_environment() -> None:
+    rb = grid_buffer()
+    found = read_content(rb, ENV, features=lambda td: td["state"].float() @ torch.ones(2, 1))
+    state = rb.storage.get(found.row)["state"]
+    assert found.position[:, 0].equal(state.sum(1).double())
+    diverse = diverse_buffer(50, features="x", cutoff_distance=0.5)
+    diverse.extend(rows(torch.rand(20), y=torch.rand(20, 5)))
+    assert read_content(diverse).position[:, 0].sort().values.equal(torch.arange(20.0).double())
+    assert read_content(diverse, features="y").axes[0].startswith("component 1")
+
+
+def test_objects_of_different_lengths_are_placed_by_their_content() -> None:
+    rb = reward_prioritized_buffer(10, storage=RaggedStorage(10, {"tokens": 9}))
+    rb.extend(
+        lazy_stack(
+            [
+                TensorDict({"tokens": torch.tensor(t), "log_reward": torch.tensor(float(i))})
+                for i, t in enumerate(([1, 2], [2, 2, 1, 7], [1], [2, 1]))
+            ]
+        )
+    )
+    found = read_content(rb)
+    assert found.words == ["(1, 2)", "(2, 2, 1, 7)", "(1)", "(2, 1)"]
+    x = found.position
+    assert (x[0] - x[3]).norm() < 1e-4 < (x[0] - x[1]).norm()  # one content, in another order
+
+
+def test_draws_of_distinct_rows_are_those_of_many_batches() -> None:
+    p = torch.tensor([0.6, 0.2, 0.1, 0.06, 0.04], dtype=torch.float64)
+    batches = torch.multinomial(p.expand(200_000, -1), 2, generator=seeded())
+    counted = torch.bincount(batches.flatten(), minlength=5) / 200_000
+    assert draws_per_batch(p, 2, True).sum() == pytest.approx(2)
+    assert (draws_per_batch(p, 2, True) - counted).abs().max() < 0.06
+    assert draws_per_batch(p, 2, False).equal(2 * p)
+    assert draws_per_batch(p, 5, True).equal(5 * p)  # too few rows: with replacement
+
+
+def test_draws_of_distinct_rows_reach_those_of_tiny_probability() -> None:
+    p = torch.tensor([1 - 2e-9, 1e-9, 1e-9], dtype=torch.float64)
+    expected = torch.tensor([1, 0.5, 0.5]).double()
+    assert torch.allclose(draws_per_batch(p, 2, True), expected)
+
+
+def test_the_batch_size_is_the_given_one_else_that_of_the_buffer() -> None:
+    assert read_content(grid_buffer(), ENV).batch_size == 4
+    assert read_content(grid_buffer(), ENV, batch_size=7).draws.sum() == pytest.approx(7)
+
+
+def test_a_merged_buffer_is_shown_as_the_union_of_its_members() -> None:
+    a, b = grid_buffer(), terminating_state_buffer(10)
+    b.extend(objects([20, 30], [5.0, -50.0]))
+    found = read_content(MergedReplayBuffer(a, b))
+    assert found.summary.n_rows == 66
+    assert found.words[-1] == "(20, 0)"
+    assert found.words[0] == "(30, 0)"
+    features = read_content(MergedReplayBuffer(a, b), features=lambda td: td["state"][:, :1])
+    assert features.position[-1, 0] == 20
+
+
+def test_rows_without_rewards_and_ages_are_shown_without_them() -> None:
+    rb = fifo_buffer(10)
+    rb.extend(TensorDict({"x": torch.rand(5, 3)}, [5]))
+    found = read_content(rb)
+    assert found.columns.log_reward is None
+    assert found.columns.age is None
+    assert found.position.shape == (5, 2)
+    assert found.draws.tolist() == pytest.approx([64 / 5] * 5)
+
+
+def test_rows_without_objects_are_called_by_their_number() -> None:
+    rb = fifo_buffer(10)
+    rb.extend(TensorDict({"log_reward": torch.tensor([1.0, 0.0])}, [2]))
+    found = read_content(rb)
+    assert found.words == ["row 1", "row 0"]
+    assert found.notes == {
+        "map": "No map: ArgumentError: features must be given for rows without objects"
+    }
+
+
+def test_a_description_that_raises_leaves_the_others() -> None:
+    def describe(state):
+        if (state == 3).any():
+            raise LookupError("no word for 3")
+        return [str(x) for x in state[:, 0].tolist()]
+
+    found = read_content(grid_buffer(), ENV, describe)
+    assert sum(word.startswith("(") for word in found.words) == 15
+    assert found.notes["words"] == (
+        "15 of 64 rows show numbers: describe must return a text for each state, it raised "
+        "LookupError: 'no word for 3'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("features", "note"),
+    [
+        (lambda td: torch.rand(5, 2), "shape [n, d] with n=64, got [5, 2]"),
+        (lambda td: 1 / 0, "ZeroDivisionError: division by zero"),
+        ("colour", "lacks the features 'colour'"),
+        (lambda td: td["state"] / 0.0, "features are NaN or infinite"),
+    ],
+)
+def test_features_that_fail_leave_the_page_without_a_map(features, note) -> None:
+    found = read_content(grid_buffer(), ENV, features=features)
+    assert found.position is None
+    assert note in found.notes["map"]
+    assert "\n" not in found.notes["map"]
+    assert len(found.words) == 64
+
+
+def test_modes_that_fail_leave_the_page_without_modes() -> None:
+    class Broken(HyperGrid):
+        def modes_reached(self, state, log_reward=None):
+            raise RuntimeError("no modes today")
+
+    found = read_content(grid_buffer(), Broken(2, 8))
+    assert found.is_mode is None
+    assert found.notes["modes"] == "No modes: RuntimeError: no modes today"
+
+
+def test_long_objects_are_cut() -> None:
+    found = read_content(grid_buffer(), ENV, lambda state: ["x" * 5000 for _ in state])
+    assert {len(word) for word in found.words} == {200}
+
+
+def test_a_page_changes_nothing_that_is_drawn_later() -> None:
+    rbs = [grid_buffer(sampler=RankRewardSampler(), generator=seeded()) for _ in range(2)]
+    read_content(rbs[0], ENV)
+    assert np.array_equal(rbs[0].sample()["state"], rbs[1].sample()["state"])
