@@ -101,9 +101,7 @@ def plot_objects(content: Content) -> tuple[list[Part], list[CustomJS]]:
 
     def scatter(x: str, y: str, *titles: str) -> Any:
         tips = [(_TABLE[name][0], f"@{name}") for name in listed]
-        plot = _plot(
-            *titles, "box_select,lasso_select,tap,pan,wheel_zoom,reset,save", tooltips=tips
-        )
+        plot = _plot(*titles, tools=_TOOLS, tooltips=tips)
         plot.scatter(
             x, y, source=linked["points"], size=5, fill_color=color, line_color=None,
             fill_alpha=0.8, nonselection_fill_alpha=0.06,
