@@ -12,6 +12,7 @@ from torchrl.envs.transforms import Transform
 from gfn_rb import keys
 from gfn_rb.buffers.compact import Environment
 from gfn_rb.containers import Trajectories
+from gfn_rb.containers.convert import resized
 from gfn_rb.containers.rollouts import first_steps, require_rollout
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64
@@ -43,8 +44,9 @@ class PackTrajectories(Transform):
     episode is lost or cut.
 
     As a transform of a buffer it packs when rows are added: ``replay_buffer=rb`` fills ``rb`` with
-    trajectories. In a multi-process collector, each worker's copy of the buffer packs the episodes
-    of that worker. Without a buffer, use it as a collector's ``postproc``. It works with
+    trajectories, padded to ``env.max_length`` so that any storage takes every batch. In a
+    multi-process collector, each worker's copy of the buffer packs the episodes of that worker.
+    Without a buffer, use it as a collector's ``postproc``. It works with
     ``trajs_per_batch`` and ``split_trajs`` too, and does not change trajectories or drawn rows.
 
     A batch in which no episode ends gives no rows, which the writers of gfn_rb accept. Truncated
@@ -70,7 +72,7 @@ class PackTrajectories(Transform):
         if patience < 1:
             raise ArgumentError(f"patience must be at least 1, got {patience}")
         super().__init__()
-        self.patience = patience
+        self.patience, self._max_length = patience, env.max_length
         self.register_buffer("_source", env.source_state.detach().clone(), persistent=False)
         self._open: _OpenEpisodes | None = None
 
@@ -80,9 +82,13 @@ class PackTrajectories(Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Pack frames, batch size [*B, T]; return others, such as drawn rows, unchanged."""
-        return self._inv_call(tensordict)
+        return self._packed(tensordict, None)
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return self._packed(tensordict, self._max_length)
+
+    def _packed(self, tensordict: TensorDictBase, n_steps: int | None) -> TensorDictBase:
+        """Pack frames, and pad trajectories to a number of steps; None for the longest of them."""
         if tensordict.get(keys.NEXT_LOG_REWARD, None) is None:
             return tensordict
         episodes = _OpenEpisodes.of(_frames(tensordict))
@@ -92,6 +98,8 @@ class PackTrajectories(Transform):
         is_over, waited = episodes.state()
         frames, source = episodes.frames[is_over], self._source.to(waited.device)
         packed = Trajectories.from_rollout(frames, source).to_tensordict()
+        if n_steps is not None:
+            packed = resized(packed, n_steps)
         is_open = ~is_over & (waited <= self.patience)
         self._open = _OpenEpisodes(episodes.frames[is_open], waited[is_open])
         if (version := frames.get(keys.NEXT_POLICY_VERSION, None)) is not None:

@@ -12,10 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
 
 from gfn_rb import (
+    ActionSampler,
     PackTrajectories,
+    RewardPrioritizedWriter,
     Sampler,
+    SoftmaxRewardSampler,
     Trajectories,
     fifo_buffer,
     reward_prioritized_buffer,
@@ -180,6 +189,29 @@ def test_a_batch_in_which_no_episode_ends_writes_nothing(make):
     other["collector", "traj_ids"] += 99
     assert rb.extend(other).tolist() == []
     assert (len(rb), rb.write_count) == (2, 2)
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@pytest.mark.parametrize("writer", [RewardPrioritizedWriter, TensorDictRoundRobinWriter])
+def test_a_collector_fills_torchrls_own_buffer(kind, writer):
+    torch.manual_seed(0)
+    env = HyperGrid(2, 6)
+    rb = TensorDictReplayBuffer(
+        storage=kind(200),
+        writer=writer(),
+        sampler=SoftmaxRewardSampler(),
+        transform=PackTrajectories(env),
+        batch_size=16,
+    )
+    policy = ActionSampler(ForwardPolicy(env))
+    source = collector(env, policy, frames_per_batch=40, replay_buffer=rb)
+    for _ in islice(source, 8):
+        pass
+    source.shutdown()
+    assert len(rb) > 20
+    drawn = Trajectories.from_tensordict(rb.sample())
+    assert drawn.n_steps == env.max_length
+    torch.testing.assert_close(drawn.log_reward, env.log_reward(drawn.terminating_states))
 
 
 def test_what_holds_no_frames_passes():
