@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
@@ -27,6 +26,7 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
+from gfn_rb.interop.torch_files import read_torch_file
 from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import staged
@@ -152,6 +152,8 @@ class ExperienceMemory:
     def add_batch(self, batch: TensorDictBase) -> None:
         """Store a batch, or its last experiences if it is longer than the memory.
 
+        Each experience is where it would be if all were stored one by one, and so is the pointer.
+
         Args:
             batch: TensorDict of batch size [n].
 
@@ -163,7 +165,7 @@ class ExperienceMemory:
         if rows.ndim != 1:
             raise ShapeError(f"batch must have batch size [n], got {list(rows.batch_size)}")
         if len(rows):
-            self._write(lambda memory: memory.extend(rows[-self.buffer_size :]), len(rows))
+            self._write(lambda memory: _extend(memory, rows), len(rows))
 
     # Drawing.
 
@@ -186,7 +188,8 @@ class ExperienceMemory:
         """Return experiences by their place.
 
         Args:
-            indices: slots, integers in [0, size), in any order. Repeated ones are allowed.
+            indices: slots, integers in [-size, size), in any order. Negative ones count from the
+                end. Repeated ones are allowed.
 
         Raises:
             ArgumentError: ``indices`` contains anything else.
@@ -199,7 +202,8 @@ class ExperienceMemory:
         """Return some fields of experiences by their place, and read no others.
 
         Args:
-            indices: slots, integers in [0, size), in any order. Repeated ones are allowed.
+            indices: slots, integers in [-size, size), in any order. Negative ones count from the
+                end. Repeated ones are allowed.
             fields: names of entries, at least one; a nested name is a tuple.
 
         Returns:
@@ -226,7 +230,7 @@ class ExperienceMemory:
         Raises:
             EmptyBufferError: nothing is stored.
         """
-        self._require_some("return all experiences")
+        self._require_some("return all experiences", complete=True)
         return self.sample_by_index(range(len(self)))
 
     # Epochs.
@@ -250,7 +254,7 @@ class ExperienceMemory:
         """
         as_count("batch_size", batch_size)
         as_count("n_epochs", n_epochs)
-        self._require_some("create an epoch iterator")
+        self._require_some("create an epoch iterator", complete=True)
         # Orders are drawn as epochs begin, of as many places as there are now.
         n, generator = len(self), self._generator
         device = None if generator is None else generator.device
@@ -337,16 +341,18 @@ class ExperienceMemory:
             path: path of the files without their suffixes.
 
         Raises:
-            CheckpointError: a file is missing, damaged or not of a replay buffer. The buffer is
-                unchanged.
+            CheckpointError: a file is missing, damaged or not of a replay buffer, or its counters
+                are impossible. The buffer is unchanged.
         """
         file, contents = f"{fspath(path)}.metadata", f"{fspath(path)}.gfnrb"
         # Where the first save was killed, there are contents and no metadata.
-        metadata = torch.load(file, weights_only=True) if zipfile.is_zipfile(file) else {}
-        if _CONTENTS in metadata or not metadata:
+        metadata = {_CONTENTS: ""}
+        if Path(file).exists() or not Path(contents).exists():
+            metadata = read_torch_file(file)
+        if _CONTENTS in metadata:
             self._load(contents)
         else:
-            self._set.update({name: metadata[name] for name in self._counters()})
+            self._set.update(_checked_counters(metadata, file))
 
     # Within.
 
@@ -395,21 +401,28 @@ class ExperienceMemory:
             self.pointer = (self.pointer + n) % self.buffer_size
 
     def _places_of(self, indices: Indices) -> Int64[Tensor, "k"]:
-        places = indices if isinstance(indices, Tensor) else torch.tensor([*indices])
+        if isinstance(indices, range):
+            places = torch.arange(indices.start, indices.stop, indices.step)
+        else:
+            places = indices if isinstance(indices, Tensor) else torch.tensor([*indices])
         if places.numel() == 0:
             places = places.long()  # an empty list makes floats
         if places.ndim != 1 or places.is_floating_point() or places.dtype == torch.bool:
             raise ArgumentError(f"indices must be a list of whole numbers, got {indices!r}")
-        if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < len(self):
+        n_stored = len(self.memory)
+        n = min(len(self), n_stored)
+        if places.numel() and not -n <= int(places.min()) <= int(places.max()) < n:
             raise ArgumentError(
-                f"indices must lie in [0, {len(self)}), got {int(places.min())} to "
-                f"{int(places.max())}"
+                f"indices must lie in [{-n}, {n}), got {int(places.min())} to {int(places.max())}"
             )
-        return places.to(self.storing_device, torch.int64)
+        return (places.long() % max(n_stored, 1)).to(self.storing_device)
 
-    def _require_some(self, what: str) -> None:
-        if not len(self):
+    def _require_some(self, what: str, complete: bool = False) -> None:
+        n, n_stored = len(self), len(self.memory)
+        if not n or not n_stored:
             raise EmptyBufferError(f"cannot {what}: the memory is empty")
+        if complete and n > n_stored:
+            raise EmptyBufferError(f"cannot {what}: data_size is {n}, and {n_stored} are stored")
 
 
 def _tensordict(data: Any) -> TensorDictBase:
@@ -418,3 +431,25 @@ def _tensordict(data: Any) -> TensorDictBase:
     if isinstance(data, Mapping):
         return TensorDict(dict(data))
     raise ArgumentError(f"experiences must come in a TensorDict, got a {type(data).__name__}")
+
+
+def _extend(memory: TensorDictReplayBuffer, rows: TensorDictBase) -> None:
+    """Store the last rows that fit, where they would be if all rows were stored."""
+    capacity = memory.storage.max_size
+    first = max(len(rows) - capacity, 0)
+    if first % capacity:  # moves the pointer to the slot of the first row that stays
+        memory.extend(rows[first - first % capacity : first])
+    memory.extend(rows[first:])
+
+
+def _checked_counters(metadata: dict[Any, Any], file: str) -> dict[str, int]:
+    """Return the counters of a file, if they can be those of a buffer."""
+    names = "buffer_size", "data_size", "pointer"
+    size, n, pointer = values = [metadata.get(name) for name in names]
+    are_counts = all(type(value) is int for value in values)
+    if not are_counts or not 0 <= n <= size or not 0 <= pointer < size:
+        shown = ", ".join(
+            f"{name}={value!r:.40}" for name, value in zip(names, values, strict=True)
+        )
+        raise CheckpointError(f"{file} must contain the counters of a buffer, got {shown}")
+    return dict(zip(names, values, strict=True))

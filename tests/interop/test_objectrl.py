@@ -1,10 +1,12 @@
 """ObjectRL's replay buffer: its counters, its files, and what it draws."""
 
+import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
 from gfn_rb import ExperienceMemory
+from gfn_rb.errors import ArgumentError, CheckpointError, EmptyBufferError
 from gfn_rb.interop.objectrl import ReplayBuffer
 
 CPU = torch.device("cpu")
@@ -118,3 +120,72 @@ def test_files_of_objectrls_set_the_counters(tmp_path) -> None:
     buffer.load(str(tmp_path / "theirs"))
     assert (buffer.buffer_size, buffer.data_size, buffer.pointer) == (20, 6, 3)
     assert len(buffer.sample_all()) == 6
+
+
+@pytest.mark.parametrize("n", [3, 10, 14, 20, 27])
+def test_long_batches_are_where_objectrls_are(n) -> None:
+    buffer, plain = ReplayBuffer(CPU, CPU, 10), Plain(CPU, CPU, 10)
+    for batch in (rows(4), rows(n, 4), rows(2, 50)):
+        buffer.add_batch(batch)
+        plain.add_batch(batch)
+    assert buffer.sample_all()["action"].equal(plain.memory[:]["action"])
+    assert buffer.pointer == (6 + n) % 10
+
+
+def test_negative_indices_count_from_the_end() -> None:
+    buffer, plain = ReplayBuffer(CPU, CPU, 10), Plain(CPU, CPU, 10)
+    for each in (buffer, plain):
+        each.add_batch(rows(6))
+    for places in ([-1, 0, -6], torch.tensor([-2])):
+        expected = plain.memory[torch.as_tensor(places)]["action"]
+        assert buffer.sample_by_index(places)["action"].equal(expected)
+        assert buffer.sample_by_index_fields(places, ["action"]).equal(expected)
+    with pytest.raises(ArgumentError, match=r"indices must lie in \[-6, 6\), got -7 to -7"):
+        buffer.sample_by_index([-7])
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {"buffer_size": 20, "data_size": -6, "pointer": 3},
+        {"buffer_size": -20, "data_size": 6, "pointer": 3},
+        {"buffer_size": 20, "data_size": 21, "pointer": 3},
+        {"buffer_size": 20, "data_size": 6, "pointer": 20},
+        {"buffer_size": 20, "data_size": 6.0, "pointer": 3},
+        {"buffer_size": 20, "data_size": 6},
+        {},
+        [1, 2],
+    ],
+)
+def test_impossible_counters_are_refused(counters, tmp_path) -> None:
+    torch.save(counters, tmp_path / "theirs.metadata")
+    buffer = ReplayBuffer(CPU, CPU, 10)
+    buffer.add_batch(rows(8))
+    with pytest.raises(CheckpointError, match=r"theirs\.metadata must contain"):
+        buffer.load(tmp_path / "theirs")
+    assert (buffer.buffer_size, buffer.data_size, buffer.pointer) == (10, 8, 8)
+
+
+def test_unreadable_files_are_refused(tmp_path) -> None:
+    buffer = ReplayBuffer(CPU, CPU, 10)
+    buffer.add_batch(rows(8))
+    torch.save({"buffer_size": Plain}, tmp_path / "code.metadata")
+    (tmp_path / "text.metadata").write_text("data_size: 6")
+    for name in ("code", "text", "missing"):
+        with pytest.raises(CheckpointError, match=f"{name}.metadata"):
+            buffer.load(tmp_path / name)
+    assert len(buffer) == 8
+
+
+def test_counters_without_contents_draw_nothing(tmp_path) -> None:
+    torch.save({"buffer_size": 10**9, "data_size": 10**9, "pointer": 0}, tmp_path / "a.metadata")
+    buffer = ReplayBuffer(CPU, CPU, 10)
+    buffer.load(tmp_path / "a")
+    with pytest.raises(EmptyBufferError, match="the memory is empty"):
+        buffer.sample_batch(2)
+    buffer.add_batch(rows(3))
+    for call in (buffer.sample_all, lambda: buffer.create_epoch_iterator(2)):
+        with pytest.raises(EmptyBufferError, match="data_size is 1000000000, and 3 are stored"):
+            call()
+    with pytest.raises(ArgumentError, match=r"indices must lie in \[-3, 3\)"):
+        buffer.sample_by_index(range(0, 10**9, 10**8))
