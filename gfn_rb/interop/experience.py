@@ -448,8 +448,6 @@ def _checked_counters(metadata: dict[Any, Any], file: str) -> dict[str, int]:
     size, n, pointer = values = [metadata.get(name) for name in names]
     are_counts = all(type(value) is int for value in values)
     if not are_counts or not 0 <= n <= size or not 0 <= pointer < size:
-        shown = ", ".join(
-            f"{name}={value!r:.40}" for name, value in zip(names, values, strict=True)
-        )
-        raise CheckpointError(f"{file} must contain the counters of a buffer, got {shown}")
+        shown = {name: metadata.get(name) for name in names}
+        raise CheckpointError(f"{file} must contain the counters of a buffer, got {shown!s:.200}")
     return dict(zip(names, values, strict=True))
