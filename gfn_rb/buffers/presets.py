@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from inspect import signature
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -21,8 +21,15 @@ from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import Transform
 from typing_extensions import Unpack
 
-from gfn_rb.arguments import as_count, as_device, require_device_of, require_flag, require_kind
-from gfn_rb.buffers.compact import CompactRows
+from gfn_rb.arguments import (
+    as_count,
+    as_device,
+    require_choice,
+    require_device_of,
+    require_flag,
+    require_kind,
+)
+from gfn_rb.buffers.compact import CompactRows, StateForm
 from gfn_rb.buffers.options import BufferOptions, with_options
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
@@ -340,6 +347,7 @@ def build(
     if compact is not None:
         if env is None:
             raise ArgumentError(f"env must be given for compact={compact!r}, got None")
+        require_choice("compact", compact, get_args(StateForm))
         rows = CompactRows(env, compact)
         on_insertion.append(rows)
         if isinstance(writer, DiversityWriter):

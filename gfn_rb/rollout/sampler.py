@@ -191,10 +191,18 @@ def starting_states(env: GFNEnv, n: int | None, states: Tensor | None, is_backwa
         raise ArgumentError(f"exactly one of n and states must be given, got {given}")
     if states is None:
         return env.source(as_count("n", n, 0))
+    env.check_state(states, "states")
+    if states.is_cpu and env.state_range is not None:  # a device would have to be waited for
+        low, high = env.state_range
+        if (wrong := (states < low) | (states > high)).any():
+            row = int(wrong.flatten(1).any(1).nonzero()[0])
+            raise ArgumentError(
+                f"states must hold numbers from {low} to {high}, got {states[row].tolist()} in "
+                f"row {row}"
+            )
     if is_backward:
         env.check_terminating(states, "states")
         return states
-    env.check_state(states, "states")
     if (wrong := env.is_sink(states)).any():
         row = int(wrong.nonzero()[0])
         raise ArgumentError(

@@ -107,7 +107,8 @@ class PaddedSteps(Steps):
             row, steps = self.row[step], (self.logits, self.mask, self.state)
             raise explain_no_draw(*(each[step][row] for each in steps))
         if endless:
-            raise _endless(state[active], max_length)
+            left = active.nonzero()[0]
+            raise _endless(self.state[0], state, int(left), int(left), max_length, self.first > 0)
         n_steps = sum(known[n_taken:])
         for each in (self.row, self.state, self.action, self.log_prob, self.logits):
             del each[n_steps:]
@@ -211,7 +212,9 @@ class Walk:
             else:
                 goes_on = kind != env.exit_action
         else:
-            raise _endless(torch.from_numpy(state), env.max_length)
+            raise _endless(
+                start, torch.from_numpy(state), int(row[0]), 0, env.max_length, is_backward
+            )
         if self.save_logprobs and chances:
             steps.log_prob = self._log_probs(chances, steps.action)
         return steps
@@ -316,10 +319,18 @@ class Walk:
         return Trajectories.wrap(new_tensordict(given, row.shape))
 
 
-def _endless(state: StateBatch, max_length: int) -> ArgumentError:
+def _endless(
+    start: StateBatch, state: StateBatch, row: int, at: int, max_length: int, is_backward: bool
+) -> ArgumentError:
+    """Return the error that a row of ``start``, now ``state[at]``, has not ended."""
+    if is_backward:
+        return ArgumentError(
+            f"states must lead back to the source within max_length={max_length} actions, got "
+            f"{start[row].tolist()} in row {row}, which came to {state[at].tolist()}"
+        )
     return ArgumentError(
         f"env must end every trajectory within max_length={max_length} actions, got "
-        f"{state[0].tolist()} after them"
+        f"{state[at].tolist()} after them"
     )
 
 

@@ -9,10 +9,11 @@ from statistics_of_draws import chi_square_p
 
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.policies import UniformBackwardPolicy
 from gfn_rb.rollout import Exploration, Sampler, action_log_probs
 from gfn_rb.rollout.categorical import exploration_from
 from gfn_rb.rollout.sampler import check_conditions, check_log_rewards, starting_states
-from gfn_rb.rollout.walk import check_rewards
+from gfn_rb.rollout.walk import Walk, check_rewards
 
 ENVS = {
     "grid": HyperGrid(3, 4),
@@ -290,3 +291,28 @@ def test_rewards():
     check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), ORIGIN)
     with pytest.raises(NaNError, match=r"got nan for state \[0, 0\] in row 1"):
         check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), ORIGIN)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ([9, 9, 9], r"states must hold numbers from -1 to 3, got \[9, 9, 9\] in row 1"),
+        ([4, 0, 0], r"states must hold numbers from -1 to 3, got \[4, 0, 0\] in row 1"),
+        ([0, -1, 2], r"states must have a legal action, got none for \[0, -1, 0\] in row 1"),
+    ],
+)
+def test_states_of_no_grid_point_are_named(state, why):
+    env = HyperGrid(3, 4)
+    given = torch.tensor([[1, 1, 1], state])
+    sampler = Sampler(UniformBackwardPolicy(env))
+    with pytest.raises(ArgumentError, match=why):
+        sampler.sample_trajectories(env, states=given)
+
+
+@pytest.mark.parametrize("walk", [Walk.roll, Walk.roll_together])
+def test_a_walk_back_that_does_not_end_names_where_it_began(walk):
+    env = HyperGrid(3, 4)
+    backward = Walk(UniformBackwardPolicy(env), env, Exploration())
+    message = r"states must lead back to the source within max_length=10 actions, got \[9, 8, 9\]"
+    with pytest.raises(ArgumentError, match=message + r" in row 1, which came to"):
+        walk(backward, torch.tensor([[1, 1, 1], [9, 8, 9]]), None)
