@@ -444,10 +444,10 @@ def _extend(memory: TensorDictReplayBuffer, rows: TensorDictBase) -> None:
 
 def _checked_counters(metadata: dict[Any, Any], file: str) -> dict[str, int]:
     """Return the counters of a file, if they can be those of a buffer."""
-    names = "buffer_size", "data_size", "pointer"
-    size, n, pointer = values = [metadata.get(name) for name in names]
-    are_counts = all(type(value) is int for value in values)
-    if not are_counts or not 0 <= n <= size or not 0 <= pointer < size:
-        shown = {name: metadata.get(name) for name in names}
-        raise CheckpointError(f"{file} must contain the counters of a buffer, got {shown!s:.200}")
-    return dict(zip(names, values, strict=True))
+    counters = {name: metadata.get(name) for name in ("buffer_size", "data_size", "pointer")}
+    size, n, pointer = values = [v if type(v) is int else -1 for v in counters.values()]
+    if not 0 <= n <= size or not 0 <= pointer < size:
+        raise CheckpointError(
+            f"{file} must contain the counters of a buffer, got {counters!s:.200}"
+        )
+    return dict(zip(counters, values, strict=True))
