@@ -1,4 +1,7 @@
-"""A reader of the file format, which needs NumPy and xxhash and no code of gfn_rb."""
+"""A reader of the file format, which needs NumPy and xxhash and no code of gfn_rb.
+
+python examples/format_reader.py writes a file and a frame, and reads both.
+"""
 
 import json
 import math
@@ -72,3 +75,27 @@ def ragged_rows(node, tensors):
     ends, rest = tensors[lengths].prod(1).cumsum()[:-1], tensors[values].shape[1:]
     parts = np.split(tensors[values], ends)
     return [part.reshape(*size, *rest) for part, size in zip(parts, tensors[lengths], strict=True)]
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    import torch
+    from tensordict import TensorDict, lazy_stack
+
+    from gfn_rb.checkpoint import save_state
+    from gfn_rb.codec import LazyBuffer, encode_frame
+
+    save_state("state.ckpt", {"weights": torch.ones(2, 3), "step": 7, "rate": 0.5})
+    form, _, values, tensors = read(Path("state.ckpt").read_bytes())
+    print(form, values["values"])
+    print(tensors[0].tolist())
+
+    rows = [TensorDict({"tokens": torch.arange(n), "text": "é" * n}) for n in (1, 0, 2)]
+    buffers = encode_frame(3, lazy_stack(rows), {"id": 1})
+    frame = b"".join(each.make() if isinstance(each, LazyBuffer) else each for each in buffers)
+    form, kind, values, tensors = read(frame)
+    columns = dict(values["rows"]["lazy_stack"]["items"]["rows"]["entries"])
+    print(form, kind, values["meta"], columns["tokens"])
+    print([row.tolist() for row in ragged_rows(columns["tokens"], tensors)])
+    print(text_rows(columns["text"]["objects"]["data"], tensors))

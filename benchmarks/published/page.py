@@ -54,14 +54,16 @@ def _lines(row: Row, results: list[Result]) -> list[str]:
         return [f"| {row.title} | {f.title} | {f.asked} | not run | | | |" for f in row.figures]
     seconds = f"{mean(result.cpu_seconds for result in results):,.0f}"
     lines = []
+    title = row.title
     for figure in row.figures:
         verdict = ""
         if figure.bound is not None:
             verdict = "better" if is_met(figure, results) else "not reached"
         lines.append(
-            f"| {row.title} | {figure.title} | {figure.asked} | {typical(figure, results)} | "
+            f"| {title} | {figure.title} | {figure.asked} | {typical(figure, results)} | "
             f"{len(results)} | {seconds} | {verdict} |"
         )
+        title = ""  # in the first line of the row alone
     return lines
 
 
@@ -119,7 +121,7 @@ def _protocols() -> list[str]:
     before = ""
     for row in ROWS.values():
         protocol = "the same" if row.protocol == before else row.protocol
-        lines += [f"### {row.title}", "", f"- Command: `python -m benchmarks.published {row.name}`"]
+        lines += [f"### `{row.name}`: {row.title}", ""]
         lines += [f"- Published: {row.published}", f"- Protocol: {protocol}"]
         lines += [f"- Here: {row.settings}", ""]
         before = row.protocol
