@@ -10,7 +10,7 @@ from factories import in_fresh_process
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics import blocks
-from gfn_rb.numerics.distinct import different
+from gfn_rb.numerics.mixtures import uniform
 from gfn_rb.numerics.top_k import TopK
 
 pytestmark = pytest.mark.slow
@@ -23,8 +23,8 @@ def test_a_dimension_that_two_arguments_share_is_checked():
 
 
 def test_the_kind_of_a_shaped_argument_is_checked():
-    with pytest.raises(jaxtyping.TypeCheckError, match="values"):
-        different(torch.zeros(3).numpy())
+    with pytest.raises(jaxtyping.TypeCheckError, match="low"):
+        uniform(torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
 
 
 def test_where_no_shape_is_named_types_are_checked():

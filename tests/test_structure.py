@@ -69,7 +69,7 @@ def test_circles_cannot_be_drawn(planted: Path, tmp_path: Path) -> None:
         draw(tmp_path, tmp_path / "picture.png")
 
 
-CORE = {"buffers", "containers", "numerics", "samplers", "writers"}
+CORE = {"buffers", "containers", "kernels", "numerics", "samplers", "writers"}
 
 
 def test_a_name_executes_few_lines_of_the_core_alone() -> None:

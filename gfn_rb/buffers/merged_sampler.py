@@ -26,7 +26,8 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
+from gfn_rb.numerics.weighted_rows import categorical
+from gfn_rb.numerics.weighted_union import Groups, WeightedUnion
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import KeySampler, require
 from gfn_rb.shapes import Float64, Int64
@@ -164,15 +165,15 @@ class MergedSampler(SamplerEnsemble):
         replacement = sampler.replacement
         # Too few rows of positive weight show only once they have been tried.
         if replacement is not True and n <= sum(len(each) for each in storages):
-            part, row, enough = union.draw_distinct(n, self._rng)
+            part, row, log_prob, enough = union.draw_distinct(n, self._rng)
             if isinstance(enough, Tensor):  # of a device
                 part, enough = on_host(part, enough)
             if enough:
-                return _rows_of_members(_numbered(held, part), row, {})
+                info = {DRAW_LOG_PROB: log_prob}
+                return _rows_of_members(_numbered(held, part), row, info)
         if replacement is False:
             raise ArgumentError(sampler.too_few.format(n))
-        part, row = union.draw(n, self._rng)
-        log_prob = union.log_prob(part, row).to(torch.float32)
+        part, row, log_prob = union.draw(n, self._rng)
         return _rows_of_members(_numbered(held, part), row, {DRAW_LOG_PROB: log_prob})
 
     def _by_member(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:

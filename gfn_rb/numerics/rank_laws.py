@@ -9,12 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.numerics.distinct import draw_different
-from gfn_rb.numerics.ranking import ranking
+from gfn_rb.arguments import as_count
+from gfn_rb.kernels import compiled
+from gfn_rb.kernels.order import Order
+from gfn_rb.numerics.weighted_rows import categorical
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
-# Ranks whose mass is summed one by one: as many as take no longer than the calls for the others.
-_HEAD = 2**14
+# Ranks whose mass is summed one by one. Beyond them the expansion that follows is exact.
+_HEAD = 2**12
+_HOST = torch.device("cpu")
 
 
 class HarmonicLaw:
@@ -27,44 +30,27 @@ class HarmonicLaw:
     a is huge (the uniform law) or tiny (rank 0 takes all).
     """
 
-    def __init__(self, n: int, offset: float, device: torch.device | str | None = None) -> None:
+    def __init__(self, n: int, offset: float) -> None:
         offset = min(max(offset, 1e-150), 1e150)  # beyond, the law no longer changes
         self.n, self._offset = n, offset
-        head = torch.arange(min(n, _HEAD), dtype=torch.float64, device=device)
-        head.add_(offset).reciprocal_()
+        head = 1 / (np.arange(min(n, _HEAD)) + offset)
         head[0] = 0  # added last: were it huge, each sum would lose digits of the others
-        self._head = head.cumsum_(0).add_(1 / offset)
-        self._head_mass = self._head[-1]
-        self._total = self._head_mass
+        self._head = head.cumsum() + 1 / offset
+        self._total = float(self._head[-1])
         self._origin = offset + _HEAD - 0.5
         if n > _HEAD:
             end = self._origin + n - _HEAD
             correction = 1 / (24 * end**2) - 1 / (24 * self._origin**2)
-            self._total = self._head_mass + math.log1p((n - _HEAD) / self._origin) + correction
+            self._total += math.log1p((n - _HEAD) / self._origin) + correction
 
     @property
     def support(self) -> int:
         """How many ranks have a positive probability: all."""
         return self.n
 
-    def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+    def quantile(self, uniform: Float64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
         """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
-        mass = uniform * self._total
-        rank = torch.searchsorted(self._head, mass, right=True)
-        if self.n <= _HEAD:
-            return rank.clamp_(max=self.n - 1)
-        return rank.add_(self._beyond(mass.sub_(self._head_mass)))
-
-    def _beyond(self, mass: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return how many ranks after the first ones a mass covers.
-
-        The r that solves log(1 + r/b) + 1/(24 (b + r)^2) - 1/(24 b^2) = mass, with x = exp(mass):
-        b x (1 + 1/(24 b^2)) - 1/(24 b x) - b, the squares of the two corrections being below the
-        precision of float64. Written in x - 1, so as not to lose the digits of a small mass.
-        """
-        more, small = mass.expm1_(), 1 / (24 * self._origin)
-        rank = torch.addcdiv(more * (self._origin + small), more, more + 1, value=small)
-        return rank.clamp_(0, self.n - 1 - _HEAD).to(torch.int64)
+        return _harmonic_quantile(uniform, self._head, self.n, self._origin, self._total)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return the log-probability of ranks."""
@@ -86,11 +72,9 @@ class StepLaw:
         top = self._n_top if self._p_top > 0 else 0
         return top + (self.n - self._n_top if self._p_rest > 0 else 0)
 
-    def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+    def quantile(self, uniform: Float64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
         """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
-        top = uniform.div(self._p_top).clamp_(max=self._n_top - 1)
-        rest = uniform.sub(self._share).div_(self._p_rest).add_(self._n_top).clamp_(max=self.n - 1)
-        return torch.where(uniform < self._share, top, rest).to(torch.int64)
+        return _step_quantile(uniform, self.n, self._n_top, self._share)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return the log-probability of ranks."""
@@ -110,15 +94,55 @@ class GeometricLaw:
         self._total = -math.expm1(n_first * self._log_decay)
         self._log_scale = math.log(-math.expm1(self._log_decay) / self._total)
 
-    def quantile(self, uniform: Float64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+    def quantile(self, uniform: Float64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
         """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
-        rank = uniform.mul(-self._total).log1p_().div_(self._log_decay)
-        return rank.to(torch.int64).clamp_(max=self.support - 1)
+        return _geometric_quantile(uniform, self.support, self._log_decay, self._total)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return the log-probability of ranks."""
         log_p = rank.to(torch.float64).mul_(self._log_decay).add_(self._log_scale)
         return log_p.masked_fill_(rank >= self.support, -math.inf)
+
+
+@compiled
+def _harmonic_quantile(uniform, head, n, origin, total):  # type: ignore[no-untyped-def]
+    """Return the ranks whose cumulative masses exceed numbers in [0, 1) times the total.
+
+    After the first ranks, r solves log(1 + r/b) + 1/(24 (b + r)^2) - 1/(24 b^2) = mass. With
+    x = exp(mass) it is b x (1 + 1/(24 b^2)) - 1/(24 b x) - b: the squares of the two corrections
+    are below the precision of float64. It is written in x - 1, which keeps the digits of a small
+    mass.
+    """
+    rank, small = np.empty(len(uniform), np.int64), 1 / (24 * origin)
+    for i in range(len(uniform)):
+        mass = uniform[i] * total
+        first = np.searchsorted(head, mass, "right")
+        if first == len(head) and n > first:
+            more = math.expm1(mass - head[-1])
+            beyond = more * (origin + small) + small * more / (more + 1)
+            first += int(min(max(beyond, 0.0), n - 1.0 - first))
+        rank[i] = min(first, n - 1)
+    return rank
+
+
+@compiled
+def _step_quantile(uniform, n, n_top, share):  # type: ignore[no-untyped-def]
+    rank = np.empty(len(uniform), np.int64)
+    for i in range(len(uniform)):
+        if uniform[i] < share:
+            rank[i] = min(int(uniform[i] / share * n_top), n_top - 1)
+        else:
+            rest = (uniform[i] - share) / (1 - share) * (n - n_top)
+            rank[i] = min(n_top + int(rest), n - 1)
+    return rank
+
+
+@compiled
+def _geometric_quantile(uniform, n, log_decay, total):  # type: ignore[no-untyped-def]
+    rank = np.empty(len(uniform), np.int64)
+    for i in range(len(uniform)):
+        rank[i] = min(int(math.log1p(-uniform[i] * total) / log_decay), n - 1)
+    return rank
 
 
 # A law over the ranks 0 to n - 1.
@@ -127,82 +151,164 @@ RankLaw = HarmonicLaw | StepLaw | GeometricLaw
 _TINY = 1e-300
 
 
+def ranked_rows(capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> RankedDistribution:
+    """Return an empty distribution over so many rows, the one that suits the device of keys."""
+    kind = RankedDistribution if like.device.type == "cpu" else RankedRows
+    return kind(capacity, like, law)
+
+
 class RankedDistribution:
     """Rows drawn by where their keys stand among all, the highest first, ties by row."""
 
-    def __init__(
-        self, capacity: int, like: Tensor, law: Callable[[int, torch.device], RankLaw]
-    ) -> None:
-        self._ranking = ranking(capacity, like)
-        self._law = law
-        self._device = like.device
-        self._has_nan: Tensor | None = None  # on CUDA alone, where looking at keys would wait
+    def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
+        self._law, self._device = law, like.device
+        self._order = Order(as_count("capacity", capacity))
+
+    def __len__(self) -> int:
+        return len(self._order)
 
     @property
     def has_mass(self) -> Bool[Tensor, ""] | bool:
-        """Whether a row can be drawn. On CUDA False where a key is NaN."""
-        return len(self._ranking) > 0 if self._has_nan is None else ~self._has_nan
+        """Whether a row can be drawn. On a device False where a key is NaN."""
+        return len(self) > 0
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
         """Set the keys of some rows, none NaN; a row that stands twice has one key each time."""
-        self._ranking.update(index, key)
+        once = _first_occurrences(index.numpy())
+        descending = 0.0 - key.to(torch.float64).numpy()[once]
+        self._order.put(index.numpy()[once], descending, np.zeros(len(once), np.int64))
 
     def assign(self, key: Float[Tensor, "n"]) -> None:
         """Set the keys of the first n rows, not NaN on the CPU; the others have none."""
-        self._ranking.assign(key)
-        if key.device.type != "cpu":
-            self._has_nan = key.isnan().any()
+        descending = 0.0 - key.to(torch.float64).numpy()
+        self._order.assign(descending, np.zeros(len(descending), np.int64))
+
+    def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+        """Return the rows of ranks, of which 0 is that of the highest key."""
+        return torch.from_numpy(self._order.select(rank.numpy()))
 
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, which are all that have a key."""
         rank = torch.arange(n, device=self._device)
         log_prob = torch.empty(n, dtype=torch.float64, device=self._device)
-        log_prob[self._ranking.row(rank)] = self._law(n, self._device).log_prob(rank)
+        log_prob[self.rows(rank)] = self._law(n).log_prob(rank)
         return log_prob
 
-    def draw_scored(
+    def draw(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
         """Draw n rows with replacement, and return the log-probability of each as well."""
-        law = self._law(len(self._ranking), self._device)
-        rank = self._ranks(law, n, generator)
-        return self._ranking.row(rank), law.log_prob(rank)
+        law = self._law(len(self))
+        return self._scored(law, self._ranks(law, n, generator))
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], bool]:
+    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"], bool]:
         """Draw n different rows that have a key, one after another, each from what is left.
 
-        On CUDA, where counting repeated draws would wait for the device, all ranks are perturbed.
+        Returns:
+            The rows in the order of their draw, the log-probability of each as a single draw, and
+            whether there are n of positive probability: if not, no rows.
         """
-        law = self._law(len(self._ranking), self._device)
+        law = self._law(len(self))
+        enough = n <= law.support
+        rank = self._different_ranks(law, n if enough else 0, generator)
+        return *self._scored(law, rank), enough
 
-        def draw(m: int) -> np.ndarray:
-            return self._ranks(law, m, generator).numpy()
+    def _scored(
+        self, law: RankLaw, rank: Int64[Tensor, "k"]
+    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"]]:
+        return self.rows(rank), law.log_prob(rank).to(torch.float32)
 
-        def others(m: int, without: np.ndarray) -> tuple[np.ndarray, bool]:
-            return self._perturbed(law, m, generator, without).numpy(), True
+    def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Int64[Tensor, "n"]:
+        uniform = torch.rand(n, dtype=torch.float64, generator=generator)
+        return torch.from_numpy(law.quantile(uniform.numpy()))
 
-        if self._device.type != "cpu":
-            rank = self._perturbed(law, n, generator)
-        else:
-            rank = torch.from_numpy(draw_different(n, draw, others, most=law.n // 16)[0])
-        return self._ranking.row(rank), n <= law.support
+    def _different_ranks(
+        self, law: RankLaw, n: int, generator: torch.Generator | None
+    ) -> Int64[Tensor, "n"]:
+        """Draw n different ranks.
 
-    def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Tensor:
-        uniform = torch.rand(n, dtype=torch.float64, device=self._device, generator=generator)
-        return law.quantile(uniform)
+        The first n different ranks that draws with replacement meet have this law. Where a peaked
+        law repeats a few ranks too often, the rest is drawn without repetition.
+        """
+        n_tried, rank = 0, np.empty(0, np.int64)
+        while (missing := n - len(rank)) > 0 and n_tried < max(law.n, 1):
+            n_more = missing + missing // 8 + n_tried // 2
+            more = self._ranks(law, n_more, generator).numpy()
+            rank, n_tried = np.concatenate([rank, more]), n_tried + n_more
+            rank = rank[_first_occurrences(rank)]
+        different = torch.from_numpy(rank[:n])
+        if missing > 0:
+            others = self._perturbed(law, missing, generator, different)
+            different = torch.cat([different, others])
+        return different
 
     def _perturbed(
         self,
         law: RankLaw,
         n: int,
         generator: torch.Generator | None,
-        without: np.ndarray | None = None,
-    ) -> Tensor:
+        without: Int64[Tensor, "m"] | None = None,
+    ) -> Int64[Tensor, "n"]:
         """Draw n different ranks as the largest of Gumbel-perturbed log-probabilities."""
         log_prob = law.log_prob(torch.arange(law.n, device=self._device))
         if without is not None:
             log_prob[without] = -math.inf
         exponential = torch.empty_like(log_prob).exponential_(generator=generator)
         return (log_prob - exponential.clamp_(min=_TINY).log_()).topk(n).indices
+
+
+class RankedRows(RankedDistribution):
+    """The same on a device, where keys are sorted anew after each change.
+
+    All ranks are perturbed to draw different ones: to count repeated draws would wait for the
+    device.
+    """
+
+    def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
+        super().__init__(1, like, law)
+        self._row: Tensor | None = None
+        self.assign(like[:0])
+
+    def __len__(self) -> int:
+        return self._key.shape[0]
+
+    @property
+    def has_mass(self) -> Bool[Tensor, ""]:
+        """Whether a row can be drawn. On a device False where a key is NaN."""
+        return ~self._key.isnan().any()
+
+    def assign(self, key: Float[Tensor, "n"]) -> None:
+        """Set the keys of the first n rows; the others have none."""
+        self._key, self._row = key, None
+
+    def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
+        """Return the rows of ranks, of which 0 is that of the highest key."""
+        if self._row is None:
+            self._row = self._key.neg().sort(stable=True).indices
+        return self._row[rank]
+
+    def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Int64[Tensor, "n"]:
+        p = law.log_prob(torch.arange(law.n, device=self._device)).exp_()
+        return categorical(p, n, generator)
+
+    _different_ranks = RankedDistribution._perturbed
+
+
+@compiled
+def _first_occurrences(values):  # type: ignore[no-untyped-def]
+    """Return where each value, at least 0, occurs first, in ascending order."""
+    bits = 4
+    while 1 << bits < 2 * len(values):
+        bits += 1
+    mask, held = (1 << bits) - 1, np.full(1 << bits, -1, np.int64)
+    first, n = np.empty(len(values), np.int64), 0
+    for i in range(len(values)):
+        place = values[i] & mask
+        while held[place] >= 0 and held[place] != values[i]:
+            place = (place + 1) & mask
+        if held[place] < 0:
+            held[place], first[n] = values[i], i
+            n += 1
+    return first[:n]

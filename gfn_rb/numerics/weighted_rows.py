@@ -1,4 +1,4 @@
-"""A discrete distribution over rows whose log-weights change."""
+"""A discrete distribution over rows on a device whose log-weights change."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from gfn_rb.arguments import as_count
+from gfn_rb.kernels.weights import LARGEST, Weights
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
-# +inf has no log-weight arithmetic; the largest number in its place that survives a difference.
-LARGEST = 1e300
+
+def weighted_rows(
+    capacity: int, device: torch.device | str | None = None
+) -> Weights | WeightedRows:
+    """Return an empty distribution over so many rows, the one that suits the device."""
+    on_host = device is None or torch.device(device).type == "cpu"
+    return Weights(capacity) if on_host else WeightedRows(capacity, device)
 
 
 class WeightedRows:
-    r"""A mutable discrete distribution, kept in the log domain, on any device.
-
-    Row ``i`` is drawn with probability :math:`p_i = \exp(w_i - \log\sum_j \exp w_j)`. Log-weights
-    of any size are fine: only differences are exponentiated. A row of weight ``-inf`` is never
-    drawn; rows of weight ``+inf`` share the whole mass.
+    r"""The distribution of :class:`~gfn_rb.kernels.weights.Weights` as tensors on a device.
 
     A write takes a pass over all rows at the next draw, which a GPU hardly notices. No method waits
     for the device.
@@ -49,7 +51,7 @@ class WeightedRows:
     @property
     def lowest(self) -> Float64[Tensor, ""]:
         """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
-        return lowest_of(self.log_weight)
+        return self.log_weight.nan_to_num(math.nan, math.inf, math.inf).amin()
 
     def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
         """Change the log-weight of some rows, in nats. Where one stands twice, either may win."""
@@ -64,17 +66,14 @@ class WeightedRows:
         self.log_weight[n:] = -math.inf
         self._mass = None
 
-    def log_prob(self, index: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return log p of rows, each taken as a single draw."""
-        return self.log_weight[index] - self.log_total
-
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, ``-inf`` where no row can be drawn."""
-        log_total = self.log_total
-        return (self.log_weight[:n] - log_total).where(log_total > -math.inf, -math.inf)
+        return self._log_prob(self.log_weight[:n]).nan_to_num_(-math.inf, -math.inf, -math.inf)
 
-    def draw(self, n: int, generator: torch.Generator | None = None) -> Int64[Tensor, "n"]:
-        """Draw n rows with replacement, by inverting the cumulative mass.
+    def draw(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
+        """Draw n rows with replacement, by inverting the cumulative mass; return their log p, too.
 
         At least one row must have a finite weight.
         """
@@ -83,26 +82,25 @@ class WeightedRows:
         cumulative, _ = self._cumulative()
         # The first row whose cumulative mass exceeds the uniform: never one of weight zero. A
         # uniform below 1 times the total rounds to less than the total.
-        return torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
+        index = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
+        return index, self._log_prob(self.log_weight[index]).to(torch.float32)
 
-    def draw_scored(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
-        """Draw n rows with replacement, and return the log-probability of each as well."""
-        index = self.draw(n, generator)
-        return index, self.log_prob(index)
+    def _log_prob(self, log_weight: Float64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        cumulative, unit = self._cumulative()
+        return log_weight - unit - cumulative[-1].log()
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Bool[Tensor, ""] | bool]:
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
         """Draw n different rows, one after another, each from what the earlier ones left.
 
         Returns:
-            The rows in the order of their draw, and whether n rows of positive weight exist: if
-            not, the rows at the end are not draws.
+            The rows in the order of their draw, the log-probability of each as a single draw, and
+            whether n rows of positive weight exist: if not, the rows at the end are not draws.
         """
         index, score = self.perturbed(n, generator)
-        return index, score[-1] > -math.inf
+        log_prob = self._log_prob(self.log_weight[index]).to(torch.float32)
+        return index, log_prob, score[-1] > -math.inf
 
     def perturbed(
         self, n: int, generator: torch.Generator | None = None
@@ -135,6 +133,11 @@ def gumbel_of(uniform: Float64[Tensor, "*s"]) -> Float64[Tensor, "*s"]:
     return -torch.log(-torch.log1p(-uniform).clamp(max=-(2.0**-54)))
 
 
-def lowest_of(log_weight: Float64[Tensor, "*b n"]) -> Float64[Tensor, "*b"]:
-    """Return the lowest log-weight above ``-inf`` of each block, ``+inf`` where there is none."""
-    return log_weight.nan_to_num(math.nan, math.inf, math.inf).amin(-1)
+def categorical(
+    weight: Float64[Tensor, "k"], n: int, generator: torch.Generator | None = None
+) -> Int64[Tensor, "n"]:
+    """Draw n numbers in [0, k) with replacement, by weights of a positive sum; none of weight 0."""
+    uniform = torch.rand(n, dtype=torch.float64, device=weight.device, generator=generator)
+    cumulative = weight.cumsum(0)
+    # The first position whose cumulative weight exceeds the uniform: its own weight is positive.
+    return torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)

@@ -22,9 +22,9 @@ from gfn_rb.errors import (
     GfnRbError,
     NaNError,
 )
+from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
-from gfn_rb.numerics.weighted_rows import WeightedRows
-from gfn_rb.numerics.weighted_tree import weighted_rows
+from gfn_rb.numerics.weighted_rows import WeightedRows, weighted_rows
 from gfn_rb.shapes import Float64
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.storages import slots_to_allocate
@@ -34,7 +34,7 @@ Replacement = Literal["auto", True, False]
 if TYPE_CHECKING:
     from gfn_rb.numerics.rank_laws import RankedDistribution
 
-    Distribution = WeightedRows | RankedDistribution
+    Distribution = Weights | WeightedRows | RankedDistribution
 else:  # draws by weights alone import no ranks
     Distribution = Any
 
@@ -79,7 +79,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     log-weights in one method. After a write through any buffer attached to the storage, only
     the written rows are read. The whole column is read after any other change (another process, an
     in-place write), and after every change on CUDA. On CUDA, impossible draws stop on the device,
-    as ``torch.multinomial``'s do. Draws with replacement come with ``draw_log_prob``.
+    as ``torch.multinomial``'s do.
     """
 
     _parameters: ClassVar[tuple[str, ...]] = ()
@@ -112,7 +112,11 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     @outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw the indices of a batch, and with replacement the ``draw_log_prob`` of each."""
+        """Draw the indices of a batch, and the ``draw_log_prob`` of each.
+
+        It is the log-probability of the row as a single draw, also where rows are drawn without
+        replacement.
+        """
         stored = len(storage)
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
@@ -126,16 +130,17 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         distribution = self.follow(storage)
         if (has_mass := distribution.has_mass) is not True:
             require(has_mass, EmptyBufferError, self.nothing_to_draw, self.key)
-        if self.replacement is True or (self.replacement == "auto" and batch_size > stored):
-            return self._draw(distribution, batch_size)
-        index, enough = distribution.draw_distinct(batch_size, self._rng)
-        if self.replacement is False:
-            require(enough, ArgumentError, self.too_few, batch_size)
-        elif isinstance(enough, Tensor):
-            index = torch.where(enough, index, distribution.draw_scored(batch_size, self._rng)[0])
-        elif not enough:
-            return self._draw(distribution, batch_size)
-        return index, DrawInfo()
+        enough: Tensor | bool = False
+        if self.replacement is not True and batch_size <= stored:
+            index, log_prob, enough = distribution.draw_distinct(batch_size, self._rng)
+            if self.replacement is False:
+                require(enough, ArgumentError, self.too_few, batch_size)
+        if enough is False:
+            index, log_prob = distribution.draw(batch_size, self._rng)
+        elif isinstance(enough, Tensor) and self.replacement == "auto":
+            pair = distribution.draw(batch_size, self._rng)
+            index, log_prob = torch.where(enough, index, pair[0]), log_prob.where(enough, pair[1])
+        return index, DrawInfo({DRAW_LOG_PROB: log_prob})
 
     @outside_graph
     def log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:
@@ -172,10 +177,6 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     nothing_to_draw = "no item can be drawn: every stored {!r} has weight zero (all -inf?)"
     too_few = "batch_size={} exceeds the items of positive weight, and replacement is False"
-
-    def _draw(self, distribution: Distribution, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        index, log_prob = distribution.draw_scored(batch_size, self._rng)
-        return index, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
 
     def follow(self, storage: Storage) -> Distribution:
         """Bring the distribution up to date with the storage, and return it."""

@@ -15,10 +15,10 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb.arguments import as_count, require_device_of
 from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
+from gfn_rb.kernels.weights import LARGEST, Weights
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.near.groups import Groups
-from gfn_rb.numerics.weighted_rows import LARGEST, WeightedRows, gumbel_of
-from gfn_rb.numerics.weighted_tree import weighted_rows
+from gfn_rb.numerics.weighted_rows import gumbel_of
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement
 from gfn_rb.shapes import Float64, Int64
 from gfn_rb.storages import slots_to_allocate
@@ -101,7 +101,7 @@ class GroupSampler(KeySampler):
 
     @outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw the indices of a batch, and with replacement the ``draw_log_prob`` of each."""
+        """Draw the indices of a batch, and the ``draw_log_prob`` of each as a single draw."""
         n, k = self._shape(as_count("batch_size", batch_size))
         if not len(storage):
             raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
@@ -112,19 +112,21 @@ class GroupSampler(KeySampler):
         if not distribution.has_mass:
             raise EmptyBufferError("no group can be drawn: each has weight zero (all -inf?)")
         if self.replacement is True:
-            first, log_prob = distribution.draw_scored(n, self._rng)
-            slot, of_row = self._draw_rows(storage, self._groups.group[first.numpy()], k)
-            log_prob = log_prob.repeat_interleave(k) + of_row
-            return slot, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
-        n_drawn = min(n, self._n_groups)
-        first, enough = distribution.draw_distinct(n_drawn, self._rng)
-        if self.replacement is False and (n_drawn < n or not enough):
-            raise ArgumentError(f"num_groups={n} exceeds the groups, and replacement is False")
-        if not enough:
-            first = distribution.draw(n, self._rng)
-        chosen = first.numpy() if n_drawn == n else first.numpy()[np.arange(n) % len(first)]
-        number = self._groups.group[chosen]
-        return self._draw_different_rows(storage, number, k), DrawInfo()
+            first, log_prob = distribution.draw(n, self._rng)
+        else:
+            n_drawn = min(n, self._n_groups)
+            first, log_prob, enough = distribution.draw_distinct(n_drawn, self._rng)
+            if self.replacement is False and (n_drawn < n or not enough):
+                raise ArgumentError(f"num_groups={n} exceeds the groups, and replacement is False")
+            if not enough:
+                first, log_prob = distribution.draw(n, self._rng)
+            elif n_drawn < n:
+                again = torch.arange(n) % n_drawn
+                first, log_prob = first[again], log_prob[again]
+        draw = self._draw_rows if self.replacement is True else self._draw_different_rows
+        slot, of_row = draw(storage, self._groups.group[first.numpy()], k)
+        log_prob = log_prob.repeat_interleave(k) + of_row
+        return slot, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
 
     def log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:
         """Return the log-probability of every stored row: of its group, times that within it.
@@ -141,11 +143,8 @@ class GroupSampler(KeySampler):
         of_group = self.follow(storage).log_probs(len(storage)).numpy()
         assert self._groups is not None
         number = np.flatnonzero(self._groups.size)
-        slot, size, weight = self._log_weights(storage, number)
-        start = size.cumsum() - size
-        log_mass = np.log(np.add.reduceat(np.exp(weight), start))
-        first = of_group[self._first[number]]
-        log_prob.numpy()[slot] = weight + np.repeat(first - log_mass, size)
+        slot, size, within = self._within(storage, number)
+        log_prob.numpy()[slot] = within + np.repeat(of_group[self._first[number]], size)
         return log_prob
 
     def _shape(self, batch_size: int) -> tuple[int, int]:
@@ -159,10 +158,10 @@ class GroupSampler(KeySampler):
         other = batch_size // given
         return (other, given) if self.num_groups is None else (given, other)
 
-    def _log_weights(
+    def _within(
         self, storage: Storage, number: Int64[np.ndarray, "g"]
     ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"], Float64[np.ndarray, "m"]]:
-        """Return the slots of groups, the sizes of these, and the log-weight of each row."""
+        """Return the slots of groups, the sizes of these, and log p of each row in its group."""
         groups = self._groups
         assert groups is not None
         slot, size = groups.members(number)
@@ -172,23 +171,21 @@ class GroupSampler(KeySampler):
         slot.sort()
         slot -= offset
         if self.temperature == math.inf:
-            return slot, size, np.zeros(len(slot))
-        weight = self._values(storage, torch.from_numpy(slot)) / self.temperature
-        np.minimum(weight, LARGEST, out=weight)
-        highest = np.maximum.reduceat(weight, size.cumsum() - size)
+            return slot, size, -np.log(size).repeat(size)
+        weight, start = self._values(storage, torch.from_numpy(slot)), size.cumsum() - size
+        np.minimum(weight / self.temperature, LARGEST, out=weight)
+        highest = np.maximum.reduceat(weight, start)
         # Where all rows of a group have weight zero, each is as likely as the others.
         weight[np.repeat(highest == -np.inf, size)] = 0.0
-        return slot, size, weight - np.repeat(np.maximum(highest, -LARGEST), size)
+        weight -= np.repeat(np.maximum(highest, -LARGEST), size)
+        return slot, size, weight - np.log(np.add.reduceat(np.exp(weight), start)).repeat(size)
 
     def _draw_rows(
         self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
         """Draw k rows of each group with replacement, by inverting the cumulative mass."""
-        slot, size, weight = self._log_weights(storage, number)
-        start = size.cumsum() - size
-        share = np.exp(weight)
-        mass = np.add.reduceat(share, start)
-        share /= np.repeat(mass, size)
+        slot, size, log_prob = self._within(storage, number)
+        start, share = size.cumsum() - size, np.exp(log_prob)
         # Group i has the masses from i to i + 1.
         until = share.cumsum()
         until -= np.repeat(until[start] - share[start] - np.arange(len(number)), size)
@@ -196,21 +193,20 @@ class GroupSampler(KeySampler):
         place = until.searchsorted((uniform + np.arange(len(number))[:, None]).reshape(-1), "right")
         last = np.repeat(start + size - 1, k)
         place = np.minimum(place, last)  # where the masses of a group round to less than 1
-        log_prob = np.log(share[place])
-        return torch.from_numpy(slot[place]), torch.from_numpy(log_prob)
+        return torch.from_numpy(slot[place]), torch.from_numpy(log_prob[place])
 
     def _draw_different_rows(
         self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
-    ) -> Int64[Tensor, "n"]:
+    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
         """Draw k different rows of each group, by perturbed log-weights; see ``perturbed``."""
-        slot, size, weight = self._log_weights(storage, number)
+        slot, size, log_prob = self._within(storage, number)
         uniform, n_positive = torch.rand(len(slot), dtype=torch.float64, generator=self._rng), size
         of = np.arange(len(number)).repeat(size)
         if self.temperature == math.inf:
             order = (of + uniform.numpy()).argsort()
         else:
-            order = np.lexsort((-weight - gumbel_of(uniform).numpy(), of))
-            n_positive = np.bincount(of, weight > -np.inf, len(number)).astype(np.int64)
+            order = np.lexsort((-log_prob - gumbel_of(uniform).numpy(), of))
+            n_positive = np.bincount(of, log_prob > -np.inf, len(number)).astype(np.int64)
         nth = np.arange(k)
         if (fewest := int(n_positive.min())) < k:
             if self.replacement is False:
@@ -219,8 +215,8 @@ class GroupSampler(KeySampler):
                     "group, and replacement is False"
                 )
             nth = nth % n_positive[:, None]
-        place = (size.cumsum() - size)[:, None] + nth
-        return torch.from_numpy(slot[order[place.reshape(-1)]])
+        place = order[((size.cumsum() - size)[:, None] + nth).reshape(-1)]
+        return torch.from_numpy(slot[place]), torch.from_numpy(log_prob[place])
 
     # Following the storage.
 
@@ -231,7 +227,7 @@ class GroupSampler(KeySampler):
             raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
         return some
 
-    def follow(self, storage: Storage) -> WeightedRows:
+    def follow(self, storage: Storage) -> Weights:
         """Bring the weights of groups up to date with the storage, and return them."""
         groups, stored = self._groups, len(storage)
         rows = None if groups is None else self._column.changed(storage)
@@ -248,19 +244,17 @@ class GroupSampler(KeySampler):
             groups.write(rows, groups.prepare(columns), stored)
             number = np.unique(np.concatenate(groups.changed))
         else:
-            assert isinstance(self._distribution, WeightedRows)
+            assert isinstance(self._distribution, Weights)
             return self._distribution
         return self._weigh(storage, groups, number)
 
-    def _weigh(
-        self, storage: Storage, groups: Groups, number: Int64[np.ndarray, "g"]
-    ) -> WeightedRows:
+    def _weigh(self, storage: Storage, groups: Groups, number: Int64[np.ndarray, "g"]) -> Weights:
         """Weigh groups anew."""
         # A group is drawn by its first slot: its number depends on how the index came about.
         distribution, n = self._distribution, len(groups.size)
-        assert distribution is None or isinstance(distribution, WeightedRows)
+        assert distribution is None or isinstance(distribution, Weights)
         if distribution is None or distribution.capacity != groups.capacity:
-            distribution, number = weighted_rows(groups.capacity), np.arange(n)
+            distribution, number = Weights(groups.capacity), np.arange(n)
         if len(number) == n:  # all, perhaps of a new index
             distribution.assign(torch.empty(0, dtype=torch.float64))
             self._first = np.full(n, -1)

@@ -13,6 +13,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import PRIORITY_WEIGHT
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_rows import WeightedRows
@@ -131,7 +132,7 @@ class PrioritySampler(KeySampler):
         self._storage = storage
         index, info = super().sample(storage, batch_size)
         tree = self._distribution
-        assert isinstance(tree, WeightedRows)
+        assert isinstance(tree, Weights | WeightedRows)
         self._note_drawn(index, storage)
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
         info[PRIORITY_WEIGHT] = log_excess.mul_(-self.beta).exp_().float()

@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from fractions import Fraction
 
-import torch
 from tensordict import NestedKey
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from gfn_rb.numerics.rank_laws import (
     RankedDistribution,
     RankLaw,
     StepLaw,
+    ranked_rows,
 )
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 
@@ -25,9 +25,9 @@ class RankSampler(KeySampler):
     """Draws rows by the rank of their key among all stored rows.
 
     Rank 0 is the highest key. Of items with equal keys, the lower row has the lower rank. Items of
-    reward zero (-inf) have the last ranks and are drawn by them. Ranks are always exact. For
-    single-precision keys on the CPU, writes update the order at a cost that hardly depends on the
-    number of items. For double precision and on CUDA, each change sorts them again.
+    reward zero (-inf) have the last ranks and are drawn by them.
+    Ranks are always exact. On the CPU, the cost of a write hardly depends on the number of items.
+    On CUDA, each change sorts them again.
 
     A subclass defines the probability of each rank in one method.
     """
@@ -37,13 +37,13 @@ class RankSampler(KeySampler):
         self._current: RankLaw | None = None  # of the parameters and the number of items now
 
     @abstractmethod
-    def _law(self, n: int, device: torch.device) -> RankLaw:
+    def _law(self, n: int) -> RankLaw:
         """Return the law over the ranks of n items."""
 
-    def _law_of(self, n: int, device: torch.device) -> RankLaw:
+    def _law_of(self, n: int) -> RankLaw:
         """Return the law, made anew where n or a parameter changed."""
         if self._current is None or self._current.n != n:
-            self._current = self._law(n, device)
+            self._current = self._law(n)
         return self._current
 
     def _parameter_changed(self) -> None:
@@ -51,7 +51,7 @@ class RankSampler(KeySampler):
 
     def _make_distribution(self, capacity: int, like: Tensor) -> RankedDistribution:
         self._current = None
-        return RankedDistribution(capacity, like, self._law_of)
+        return ranked_rows(capacity, like, self._law_of)
 
     def _log_weight(self, value: Tensor) -> Tensor:
         return value
@@ -83,8 +83,8 @@ class RankRewardSampler(RankSampler):
         super().__init__(key, replacement)
         self.k = k
 
-    def _law(self, n: int, device: torch.device) -> RankLaw:
-        return HarmonicLaw(n, self.k * n, device)
+    def _law(self, n: int) -> RankLaw:
+        return HarmonicLaw(n, self.k * n)
 
 
 class QuantileRewardSampler(RankSampler):
@@ -126,7 +126,7 @@ class QuantileRewardSampler(RankSampler):
         self.top_fraction = top_fraction
         self.top_share = top_share
 
-    def _law(self, n: int, device: torch.device) -> RankLaw:
+    def _law(self, n: int) -> RankLaw:
         n_top = math.ceil(Fraction(str(self.top_fraction)) * n)
         return StepLaw(n, n_top, self.top_share)
 
@@ -168,7 +168,7 @@ class RecencySampler(RankSampler):
         self.newest = newest
         self.decay = decay
 
-    def _law(self, n: int, device: torch.device) -> RankLaw:
+    def _law(self, n: int) -> RankLaw:
         n_first = math.floor(min(n, self.newest))
         if self.decay == 1:
             return StepLaw(n, n_first, 1.0)

@@ -47,7 +47,13 @@ def test_mass_without_replacement_draws_different_rows_of_weight():
     for _ in range(5):
         batch = rb.sample(4)
         assert counts_of([[0, 0], [], [0], [0, 0]], batch).tolist() == [1, 1, 1, 0, 1]
-        assert "draw_log_prob" not in batch
+        p = (
+            torch.tensor([[0.0, 8.0], [-INF, -INF], [4, -INF], [-INF, 2]])
+            .reshape(-1)
+            .log_softmax(0)
+        )
+        expected = p.reshape(4, 2)[batch["buffer_id"], batch["index"]]
+        torch.testing.assert_close(batch["draw_log_prob"], expected)
 
 
 def test_mass_gives_the_log_probability_of_each_draw():

@@ -9,13 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
-from gfn_rb.numerics.rank_laws import _HEAD, GeometricLaw, HarmonicLaw, RankedDistribution, StepLaw
+from gfn_rb.numerics.rank_laws import (
+    _HEAD,
+    GeometricLaw,
+    HarmonicLaw,
+    StepLaw,
+    _first_occurrences,
+    ranked_rows,
+)
 
 BELOW_1 = 1 - 2.0**-53
 
 
 def quantile(law, uniform):
-    return law.quantile(torch.tensor(uniform, dtype=torch.float64)).tolist()
+    return law.quantile(np.array(uniform, float)).tolist()
 
 
 # Below, at and above the number of ranks that are summed one by one; nearly uniform and peaked.
@@ -83,13 +90,13 @@ def test_step_law_is_inverted_exactly(n, top, share):
 
 def distribution(key, law, device="cpu", capacity=None):
     key = torch.as_tensor(key, dtype=torch.float32, device=device)
-    ranked = RankedDistribution(capacity or max(len(key), 1), key, law)
+    ranked = ranked_rows(capacity or max(len(key), 1), key, law)
     ranked.assign(key)
     return ranked
 
 
 def harmonic(k):
-    return lambda n, device: HarmonicLaw(n, k * n, device)
+    return lambda n: HarmonicLaw(n, k * n)
 
 
 def probabilities(key, law):
@@ -107,9 +114,9 @@ def test_draws_with_replacement_have_the_law(device, n):
     key = torch.randint(n // 2, (n,), generator=torch.Generator().manual_seed(1)).tolist()
     ranked = distribution(key, harmonic(0.05), device)
     p = probabilities(key, HarmonicLaw(n, 0.05 * n))
-    index, log_prob = ranked.draw_scored(100_000, generator)
+    index, log_prob = ranked.draw(100_000, generator)
     assert chi_square_p(np.bincount(index.cpu(), minlength=n), p) > 1e-3
-    np.testing.assert_allclose(log_prob.exp().cpu(), p[index.cpu()])
+    np.testing.assert_allclose(log_prob.exp().cpu(), p[index.cpu()], rtol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -119,7 +126,7 @@ def test_draws_with_replacement_have_the_law(device, n):
         (harmonic(0.2), 2),  # draws with replacement nearly always suffice
         (harmonic(1e-4), 2),  # they seldom do
         (harmonic(1e-4), 4),
-        (lambda n, device: StepLaw(n, 2, 0.9), 3),
+        (lambda n: StepLaw(n, 2, 0.9), 3),
     ],
 )
 def test_distinct_draws_have_the_law_of_successive_sampling(device, law, n):
@@ -128,11 +135,14 @@ def test_distinct_draws_have_the_law_of_successive_sampling(device, law, n):
     ranked = distribution(key, law, device)
 
     def draw():
-        index, enough = ranked.draw_distinct(n, generator)
+        index, log_prob, enough = ranked.draw_distinct(n, generator)
         assert bool(enough)
+        np.testing.assert_allclose(
+            log_prob.exp().cpu(), probabilities(key, law(5))[index.cpu()], 1e-5
+        )
         return index.tolist()
 
-    assert has_successive_law(draw, probabilities(key, law(5, torch.device("cpu"))), n)
+    assert has_successive_law(draw, probabilities(key, law(5)), n)
 
 
 def test_a_peaked_law_of_many_rows_is_drawn_in_rounds():
@@ -143,7 +153,7 @@ def test_a_peaked_law_of_many_rows_is_drawn_in_rounds():
     ranked._perturbed = None
     counts, p = np.zeros(n), probabilities([-i for i in range(n)], HarmonicLaw(n, 1e-5 * n))
     for _ in range(300):
-        index, enough = ranked.draw_distinct(100, generator)
+        index, _, enough = ranked.draw_distinct(100, generator)
         assert bool(enough)
         assert len(set(index.tolist())) == 100
         counts[index[0]] += 1
@@ -153,12 +163,11 @@ def test_a_peaked_law_of_many_rows_is_drawn_in_rounds():
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_rows_can_be_drawn_and_no_more_than_have_a_probability(device):
     generator = torch.Generator(device).manual_seed(0)
-    index, enough = distribution(range(50), harmonic(1e-3), device).draw_distinct(50, generator)
+    index, _, enough = distribution(range(50), harmonic(1e-3), device).draw_distinct(50, generator)
     assert sorted(index.tolist()) == list(range(50))
     assert bool(enough)
-    top_only = distribution([0.0, 1.0, 2.0], lambda n, device: StepLaw(n, 2, 1.0), device)
-    index, enough = top_only.draw_distinct(3, generator)
-    assert set(index[:2].tolist()) == {1, 2}
+    top_only = distribution([0.0, 1.0, 2.0], lambda n: StepLaw(n, 2, 1.0), device)
+    *_, enough = top_only.draw_distinct(3, generator)
     assert not bool(enough)
 
 
@@ -171,3 +180,26 @@ def test_mass(device):
     if device == "cuda":
         ranked.assign(torch.tensor([0.0, math.nan], device=device))
         assert not ranked.has_mass
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_follow_any_updates(device):
+    generator = torch.Generator().manual_seed(0)
+    key = torch.randint(9, (40,), generator=generator).double()
+    ranked = distribution(key[:20].tolist(), harmonic(0.1), device, capacity=40)
+    ranked.assign(key[:30].to(device))
+    if device == "cpu":
+        for _ in range(9):
+            index = torch.randint(30, (7,), generator=generator)
+            value = torch.randint(9, (7,), generator=generator).double()
+            key[index] = value
+            ranked.update(index, key[index])
+    expected = sorted(range(30), key=lambda row: (-key[row], row))
+    assert ranked.rows(torch.arange(30, device=device)).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 2**60), max_size=40), st.integers(0, 3))
+def test_first_occurrences(values, shift):
+    values = np.array([value >> 20 * shift for value in values], np.int64)
+    first = [i for i, value in enumerate(values) if value not in values[:i]]
+    assert _first_occurrences(values).tolist() == first

@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,10 +15,9 @@ from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.distinct import different
-from gfn_rb.numerics.weighted_rows import WeightedRows
-from gfn_rb.numerics.weighted_tree import weighted_rows
-from gfn_rb.numerics.weighted_union import Groups, WeightedUnion, categorical
+from gfn_rb.kernels.weights import Weights
+from gfn_rb.numerics.weighted_rows import WeightedRows, categorical, weighted_rows
+from gfn_rb.numerics.weighted_union import Groups, WeightedUnion
 
 CUDA = pytest.param(WeightedRows, "cuda", marks=pytest.mark.cuda)
 weights = st.one_of(st.floats(-1e4, 1e4), st.just(-math.inf))
@@ -49,16 +51,17 @@ class Joined:
     def log_weight(self):
         return torch.cat([p.log_weight[:n] for p, n in zip(self.parts, self.sizes, strict=True)])
 
+    @property
+    def log_total(self):
+        return self.union.log_total
+
     def draw(self, n, generator):
-        part, row = self.union.draw(n, generator)
-        return self.start[part] + row
+        part, row, log_prob = self.union.draw(n, generator)
+        return self.start[part] + row, log_prob
 
-    def draw_distinct(self, n, generator, method="draw_distinct"):
-        part, row, enough = getattr(self.union, method)(n, generator)
-        return self.start[part] + row, enough
-
-    def perturbed(self, n, generator):
-        return self.draw_distinct(n, generator, "_perturbed")
+    def draw_distinct(self, n, generator):
+        part, row, log_prob, enough = self.union.draw_distinct(n, generator)
+        return self.start[part] + row, log_prob, enough
 
 
 TREES = [(weighted_rows, "cpu"), (WeightedRows, "cpu"), CUDA]  # for a device, on the CPU as well
@@ -80,14 +83,15 @@ def test_draws_with_replacement_have_the_law(make, device, capacity):
     log_weight = torch.linspace(-3, 2, capacity, dtype=torch.float64)
     log_weight[::3] = -math.inf
     log_weight += 1e4  # far beyond what exp can hold
-    draws = tree_of(log_weight.tolist(), device, make).draw(100_000, generator).cpu().numpy()
-    assert chi_square_p(np.bincount(draws, minlength=capacity), softmax(log_weight)) > 1e-3
+    index, log_prob = tree_of(log_weight.tolist(), device, make).draw(100_000, generator)
+    draws, p = index.cpu().numpy(), softmax(log_weight)
+    assert chi_square_p(np.bincount(draws, minlength=capacity), p) > 1e-3
+    np.testing.assert_allclose(log_prob.exp().cpu(), p[draws], rtol=1e-4)
 
 
 @every_kind
-@pytest.mark.parametrize("method", ["draw_distinct", "perturbed"])
 @pytest.mark.parametrize("spread", [0.5, 6.0])
-def test_distinct_draws_have_the_law_of_successive_sampling(make, device, method, spread):
+def test_distinct_draws_have_the_law_of_successive_sampling(make, device, spread):
     # More blocks than draws, and a spread at which most draws with replacement repeat.
     log_weight = torch.full((120,), -math.inf, dtype=torch.float64)
     log_weight[[0, 5, 40, 97, 98]] = torch.linspace(0, spread, 5, dtype=torch.float64) - 2000
@@ -95,19 +99,36 @@ def test_distinct_draws_have_the_law_of_successive_sampling(make, device, method
     generator = torch.Generator(device).manual_seed(2)
 
     def draw():
-        index, enough = getattr(tree, method)(2, generator)
-        enough = torch.as_tensor(enough)  # or scores
-        assert bool((enough > (-math.inf if enough.is_floating_point() else 0)).all())
+        index, log_prob, enough = tree.draw_distinct(2, generator)
+        assert bool(enough)
+        expected = (log_weight[index.cpu()] - log_weight.logsumexp(0)).float()
+        torch.testing.assert_close(log_prob.cpu(), expected, rtol=1e-4, atol=1e-4)
         return index.tolist()
 
     assert has_successive_law(draw, softmax(log_weight), times=1200)
+
+
+def test_successive_draws_from_a_peaked_distribution():
+    # The first rows take nearly all draws with replacement; the last ones are below any float.
+    log_weight = [0.0, -1.0, -300.0, -300.5, -900.0, -900.5]
+    first = np.array([1.0, math.exp(-1)]) / (1 + math.exp(-1))
+    better = 1 / (1 + math.exp(-0.5))
+    tree, generator, counts = tree_of(log_weight), seeded(0), np.zeros(3)
+    for _ in range(3000):
+        index, _, enough = tree.draw_distinct(6, generator)
+        assert enough
+        pairs = index.reshape(3, 2)
+        assert pairs.sort(1).values.tolist() == [[0, 1], [2, 3], [4, 5]]
+        counts += (pairs[:, 0] == torch.tensor([0, 2, 4])).numpy()
+    for count, p in zip(counts, [first[0], better, better], strict=True):
+        assert chi_square_p([count, 3000 - count], [p, 1 - p]) > 1e-3
 
 
 @every_kind
 def test_distinct_draws_reach_rows_far_below_any_float(make, device):
     # exp(-2000) is 0 in float64: only log-domain draws can order these rows.
     tree = tree_of([-2000.0 * i for i in range(40)], device, make)
-    index, enough = tree.draw_distinct(40, torch.Generator(device).manual_seed(0))
+    index, _, enough = tree.draw_distinct(40, torch.Generator(device).manual_seed(0))
     assert index.tolist() == list(range(40))
     assert bool(enough)
 
@@ -115,7 +136,7 @@ def test_distinct_draws_reach_rows_far_below_any_float(make, device):
 @every_kind
 def test_distinct_draws_say_when_too_few_rows_have_weight(make, device):
     tree = tree_of([0.0, -math.inf, 1.0, -math.inf], device, make)
-    index, enough = tree.draw_distinct(3, torch.Generator(device).manual_seed(0))
+    index, _, enough = tree.draw_distinct(3, torch.Generator(device).manual_seed(0))
     assert not bool(enough)
     assert set(index[:2].tolist()) == {0, 2}
     assert torch.equal(tree.log_weight.cpu(), torch.tensor([0, -math.inf, 1, -math.inf]).double())
@@ -138,9 +159,11 @@ def test_any_history_gives_the_bits_of_a_fresh_tree():
     fresh = tree_of(worn.log_weight)
     assert torch.equal(worn.log_total, fresh.log_total)
     for method in ("draw", "perturbed", "draw_distinct"):
-        same = [getattr(tree, method)(500, seeded(7)) for tree in (worn, fresh)]
-        first, second = [s[0] if isinstance(s, tuple) else s for s in same]
-        assert torch.equal(first, second)
+        worn_draw, fresh_draw = (getattr(tree, method)(500, seeded(7)) for tree in (worn, fresh))
+        assert torch.equal(worn_draw[0], fresh_draw[0])
+        assert torch.equal(worn_draw[1], fresh_draw[1])
+    assert np.array_equal(worn._mass, fresh._mass)
+    assert np.array_equal(worn._lowest, fresh._lowest)
 
 
 def test_draws_follow_weights_that_leap_by_thousands_of_nats():
@@ -151,11 +174,11 @@ def test_draws_follow_weights_that_leap_by_thousands_of_nats():
     for row, log_weight in [(3, 5000.0), (4, 4999.0), (3, -math.inf), (4, 0.5), (7, -3000.0)]:
         tree.update(torch.tensor([row]), torch.tensor([log_weight]))
         fresh = tree_of(tree.log_weight)
-        drawn = [t.draw(64, seeded(row)) for t in (tree, fresh)]
+        drawn = [t.draw(64, seeded(row))[0] for t in (tree, fresh)]
         assert torch.equal(*drawn)
         assert float(tree.log_total) == pytest.approx(float(tree.log_weight.logsumexp(0)))
-        p = torch.exp(tree.log_prob(torch.arange(40))).numpy()
-        draws = tree.draw(5000, generator).numpy()
+        p = torch.exp(tree.log_probs(40)).numpy()
+        draws = tree.draw(5000, generator)[0].numpy()
         assert chi_square_p(np.bincount(draws, minlength=40), p) > 1e-3
 
 
@@ -164,26 +187,82 @@ def test_draws_follow_weights_that_leap_by_thousands_of_nats():
 def test_rows_of_infinite_weight_share_the_mass(make, method):
     tree, log_weight = make(4), torch.tensor([0.0, math.inf, 500.0, math.inf])
     tree.assign(log_weight) if method == "assign" else tree.update(torch.arange(4), log_weight)
-    draws = tree.draw(2000, seeded(0))
+    draws, log_prob = tree.draw(2000, seeded(0))
     assert set(draws.tolist()) == {1, 3}
-    index, _ = tree.draw_distinct(4, seeded(0))
+    assert log_prob.exp().tolist() == pytest.approx([0.5] * 2000)
+    index, *_ = tree.draw_distinct(4, seeded(0))
     assert set(index[:2].tolist()) == {1, 3}
     assert index[2] == 2
 
 
-@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_draws_at_the_ends_of_a_block_have_weight(monkeypatch, uniform):
-    # Where a block begins and ends rows of weight zero do; a product with the uniform is rounded.
-    tree = weighted_rows(2**16)
-    assert len(tree._sum) > 256
-    log_weight = torch.full((2**16,), -math.inf)
-    log_weight[1 :: tree._width] = log_weight[2 :: tree._width] = 0.0
-    tree.assign(log_weight)
-    blocks = torch.arange(0, 2**16, tree._width)
-    chosen = (torch.arange(len(blocks)) + 0.5) / len(blocks)
-    pair = torch.stack([chosen.double(), torch.full_like(chosen, uniform, dtype=torch.float64)])
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: pair)
-    assert torch.equal(tree.draw(len(blocks)), blocks + (1 if uniform == 0 else 2))
+@pytest.mark.parametrize("make", [weighted_rows, WeightedRows])
+@pytest.mark.parametrize("largest", [1e308, -1e308])
+def test_numbers_near_the_largest_float_are_told_apart(make, largest):
+    tree = make(3)
+    tree.assign(torch.tensor([largest, 1.7 * largest, -math.inf], dtype=torch.float64))
+    index, *_ = tree.draw_distinct(2, seeded(0))
+    assert index.tolist() == ([1, 0] if largest > 0 else [0, 1])
+    assert tree.draw(50, seeded(0))[0].tolist() == [int(largest > 0)] * 50
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_draws_at_the_ends_of_a_node_have_weight(monkeypatch, uniform):
+    # Where a node begins and ends rows of weight zero do; a product with the uniform is rounded.
+    monkeypatch.setattr(
+        torch, "rand", lambda n, **_: torch.full((n,), uniform, dtype=torch.float64)
+    )
+    for n in (1, 7, 64, 1000):
+        tree, generator = weighted_rows(n), seeded(n)
+        for _ in range(200):
+            log_weight = torch.randn(n, generator=generator) * 30
+            log_weight[torch.rand_like(log_weight) < uniform] = -math.inf
+            log_weight[torch.randint(n, (1,), generator=generator)] = 0.0
+            tree.assign(log_weight)
+            row = int(tree.draw(1)[0])
+            assert log_weight[row] > -math.inf
+            before = (log_weight[:row].double() - tree.log_total).exp().sum()
+            assert before <= uniform + 1e-12
+            assert before + (log_weight[row].double() - tree.log_total).exp() >= uniform - 1e-12
+
+
+def test_loops_give_the_same_compiled_and_interpreted(tmp_path):
+    results = []
+    for interpreted in ("0", "1"):
+        environment = {**os.environ, "NUMBA_DISABLE_JIT": interpreted}
+        command = [sys.executable, "-c", HISTORY]
+        results.append(subprocess.check_output(command, env=environment))
+    assert results[0] == results[1]
+
+
+HISTORY = """
+import hashlib, torch
+from gfn_rb.kernels.weights import Weights
+from gfn_rb.numerics.rank_laws import GeometricLaw, HarmonicLaw, RankedDistribution, StepLaw
+
+digest, generator = hashlib.sha256(), torch.Generator().manual_seed(0)
+
+def note(*tensors):
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            digest.update(tensor.numpy().tobytes())
+
+tree = Weights(700)
+for scale in (1.0, 50.0, 1e4, 1e308):
+    values = torch.randn(700, generator=generator, dtype=torch.float64).clamp(-1, 1) * scale
+    values[torch.randint(700, (99,), generator=generator)] = -torch.inf
+    tree.assign(values)
+    for n in (1, 30, 600, 700):
+        row = torch.randint(700, (n,), generator=generator)
+        tree.update(row, values[row.flip(0)])
+        note(*tree.draw(n, generator), *tree.draw_distinct(n, generator))
+        note(*tree.perturbed(n, generator), tree.log_total, torch.from_numpy(tree._mass))
+for law in (HarmonicLaw(9000, 3.0), StepLaw(9000, 90, 0.7), GeometricLaw(9000, 8000, 0.999)):
+    key = torch.randn(9000, generator=generator)
+    ranked = RankedDistribution(9000, key, lambda n: law)
+    ranked.assign(key)
+    note(*ranked.draw(500, generator), *ranked.draw_distinct(500, generator))
+print(digest.hexdigest())
+"""
 
 
 @pytest.mark.parametrize("make", [weighted_rows, WeightedRows])
@@ -192,16 +271,10 @@ def test_an_empty_distribution_has_no_mass(make):
     assert not make(100).has_mass
 
 
-def test_different_values_come_in_the_order_in_which_each_first_appears():
-    values = np.random.default_rng(0).integers(0, 50, 300)
-    for some in (values, values[::2], values[:0], np.arange(3)):
-        first = [value for i, value in enumerate(some) if value not in some[:i]]
-        assert different(some).tolist() == first
-
-
 def test_capacity_must_be_positive():
-    with pytest.raises(ArgumentError, match="capacity must be at least 1, got 0"):
-        WeightedRows(0)
+    for make in (Weights, WeightedRows):
+        with pytest.raises(ArgumentError, match="capacity must be at least 1, got 0"):
+            make(0)
 
 
 @pytest.mark.parametrize(("make", "device"), TREES)
@@ -226,7 +299,7 @@ def test_total_lowest_and_log_prob_follow_any_updates(make, device, capacity, ba
         assert tree.log_weight.tolist() == plain
         assert float(tree.lowest) == min((w for w in plain if w > -math.inf), default=math.inf)
     if any(w > -math.inf for w in plain):
-        log_prob = tree.log_prob(torch.arange(capacity, device=device)).cpu()
+        log_prob = tree.log_probs(capacity).cpu()
         expected = torch.log_softmax(torch.tensor(plain, dtype=torch.float64), 0)
         torch.testing.assert_close(log_prob, expected, rtol=1e-10, atol=1e-10)
     if whole:
@@ -249,7 +322,7 @@ def test_distinct_draws_are_distinct_and_leave_the_weights_alone(parts, data):
         assert float(union.log_total) == -math.inf
         return
     n = data.draw(st.integers(1, sum(map(len, parts))))
-    part, row, enough = union.draw_distinct(n)
+    part, row, _, enough = union.draw_distinct(n)
     start = torch.tensor([0, *map(len, parts)]).cumsum(0)
     drawn = (start[part] + row).tolist()
     assert bool(enough) == (n <= alive)

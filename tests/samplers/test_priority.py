@@ -62,7 +62,7 @@ def test_without_replacement(key):
     assert len(set(batch["index"].tolist())) == 3
     expected = p.min() / p[batch["index"]]
     assert batch["priority_weight"].tolist() == pytest.approx(expected.tolist())
-    assert "draw_log_prob" not in batch
+    assert batch["draw_log_prob"].exp().tolist() == pytest.approx(p[batch["index"]].tolist())
     with pytest.raises(ArgumentError, match="batch_size=6 exceeds the 5 stored items"):
         rb.sample(6)
 

@@ -168,7 +168,9 @@ def test_auto_repeats_only_when_it_must():
     for _ in range(20):
         batch = rb.sample(5)
         assert len(set(batch["index"].tolist())) == 5
-        assert "draw_log_prob" not in batch
+        # Without replacement, too, the log-probability of a row as a single draw.
+        p = law_of_rows("softmax", LOG_REWARD[:6])
+        np.testing.assert_allclose(batch["draw_log_prob"].exp(), p[batch["index"]], rtol=1e-5)
     for n in (6, 7):  # only five of the six can be drawn
         batch = rb.sample(n)
         assert 4 not in batch["index"]

@@ -16,8 +16,8 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.arguments import require_choice
 from gfn_rb.containers.objects import terminating_states
 from gfn_rb.errors import ArgumentError
+from gfn_rb.kernels.weights import Weights
 from gfn_rb.numerics.top_k import TopK
-from gfn_rb.numerics.weighted_tree import weighted_rows
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import generator_of, length_of
@@ -218,7 +218,7 @@ class Softmax(FeedPolicy):
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
         super().__init__(index, generator)
-        self._weights = weighted_rows(index.storage.max_size)
+        self._weights = Weights(index.storage.max_size)
 
     def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
@@ -226,8 +226,7 @@ class Softmax(FeedPolicy):
 
     def pick(self, k: int) -> Int64[Tensor, "j"]:
         """Draw up to k rows."""
-        rows, score = self._weights.perturbed(min(k, self._weights.capacity), self._generator)
-        return rows[score > -math.inf]
+        return self._weights.draw_distinct(k, self._generator)[0]
 
 
 POLICIES: dict[str, type[FeedPolicy]] = {

@@ -1,0 +1,303 @@
+"""A discrete distribution over rows whose log-weights change: a sum tree in the log domain.
+
+The leaves are the masses of rows relative to an origin, exp(log-weight - origin). Each node is the
+sum of 16 children, always computed from all of them. The masses are therefore a pure function of
+the log-weights, and a restored tree draws what the original would have drawn.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gfn_rb.arguments import as_count
+from gfn_rb.kernels import compiled
+from gfn_rb.shapes import Float, Float64, Int64
+
+# +inf has no log-weight arithmetic; the largest float takes its place.
+LARGEST = float(np.finfo(np.float64).max)
+
+_SHIFT = 3
+_WIDTH = 1 << _SHIFT  # children of a node: one cache line
+# The origin is the log of the total, rounded to a multiple of a power of two, which is exact for
+# numbers of any size. It rarely moves, and all masses with it.
+_STRIDE = 256.0
+_LEAST, _MOST = math.exp(-_STRIDE / 2), math.exp(_STRIDE / 2)
+_FAR = 700.0  # the largest number that is exponentiated
+# The lowest total that is drawn from: masses below it lose digits, or are zero.
+_FINE = 1e-250
+_TINY = 1e-300  # in place of an exponential variable of 0, whose logarithm is not finite
+_BELOW_1 = 1 - 2.0**-53
+_NONE = np.empty(0)
+_STALE = -1.0  # sum of a node whose children changed
+
+
+class Weights:
+    r"""A mutable discrete distribution over rows on the CPU, kept in the log domain.
+
+    Row ``i`` is drawn with probability :math:`p_i = \exp(w_i - \log\sum_j \exp w_j)`. Log-weights
+    may have any size: only differences are exponentiated. A row of weight ``-inf`` is never drawn.
+    Rows of weight ``+inf`` share the whole mass. A change or a draw of a row takes O(log N).
+
+    Args:
+        capacity: number of rows, at least 1.
+
+    Attributes:
+        log_weight: the log-weight of every row, in nats: float64 [N]. Do not write to it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = as_count("capacity", capacity)
+        size, start = capacity, [0]
+        while size > 1 or len(start) == 1:
+            size = -(-size // _WIDTH)
+            start.append(start[-1] + size * _WIDTH)
+        self._log_weight: Float64[np.ndarray, "N"] = np.full(start[1], -math.inf)
+        # Level after level, from the leaves to the root; a number for each level is its start.
+        self._mass: Float64[np.ndarray, "nodes"] = np.zeros(start[-1] + 1)
+        # The lowest log-weight below each inner node, inf for none.
+        self._lowest: Float64[np.ndarray, "inner"] = np.full(start[-1] + 1 - start[1], math.inf)
+        self._start: Int64[np.ndarray, "levels"] = np.array(start)
+        self._origin = 0.0
+        self.log_weight: Float64[Tensor, "N"] = torch.from_numpy(self._log_weight[:capacity])
+
+    def _total(self) -> float:
+        """Return the total mass relative to the origin, which moves if it has to.
+
+        The origin depends on the log-weights alone, not on those before.
+        """
+        mass = self._mass
+        for _ in range(2):  # the second time, what rounded to zero before is in the total
+            total = float(mass[-1])
+            if _LEAST < total < _MOST:
+                break
+            if _FINE < total < 1 / _FINE:
+                origin = math.log(total) + self._origin
+            else:  # no mass is left, or it is far from the origin
+                origin = float(self._log_weight.max())
+            if origin == -math.inf or (origin := _rounded(origin)) == self._origin:
+                break
+            self._origin = origin
+            self._weigh(np.arange(self.capacity))
+        return float(mass[-1])
+
+    @property
+    def log_total(self) -> Float64[Tensor, ""]:
+        """Log of the total mass, ``-inf`` when no row can be drawn."""
+        return torch.tensor(self._log_mass() + self._origin, dtype=torch.float64)
+
+    def _log_mass(self) -> float:
+        total = self._total()
+        return math.log(total) if total > 0 else -math.inf
+
+    @property
+    def has_mass(self) -> bool:
+        """Whether a row can be drawn."""
+        return self._total() > 0
+
+    @property
+    def lowest(self) -> float:
+        """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
+        return float(self._lowest[-1])
+
+    def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
+        """Change the log-weight of some rows, in nats. Where one stands twice, the last wins."""
+        rows = index.contiguous().numpy()
+        self._log_weight[rows] = log_weight.to(torch.float64).clamp(max=LARGEST).numpy()
+        self._weigh(rows)
+
+    def assign(self, log_weight: Float[Tensor, "n"]) -> None:
+        """Set the log-weights of the first n rows, in nats; the others get ``-inf``."""
+        n = log_weight.shape[0]
+        self.log_weight[:n] = log_weight
+        self.log_weight[:n].clamp_(max=LARGEST)
+        self.log_weight[n:] = -math.inf
+        self._origin = _rounded(max(float(self._log_weight.max()), -LARGEST))
+        self._weigh(np.arange(self.capacity))
+
+    def _weigh(self, row: Int64[np.ndarray, "m"]) -> None:
+        _weigh(row, self._log_weight, self._mass, self._lowest, self._start, self._origin)
+
+    def log_probs(self, n: int) -> Float64[Tensor, "n"]:
+        """Return log p of the first n rows, ``-inf`` where no row can be drawn."""
+        log_mass = self._log_mass()
+        return self.log_weight[:n] - self._origin - (0.0 if log_mass == -math.inf else log_mass)
+
+    def draw(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
+        """Draw n rows with replacement, and return the log-probability of each as well.
+
+        At least one row must have a finite weight.
+        """
+        uniform = torch.rand(n, dtype=torch.float64, generator=generator).numpy()
+        log_mass = self._log_mass()
+        arrays = self._log_weight, self._mass, self._start
+        row, log_prob = _draw(uniform, *arrays, self._origin, log_mass)
+        return torch.from_numpy(row), torch.from_numpy(log_prob)
+
+    def draw_distinct(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"], bool]:
+        """Draw n different rows, one after another, each from what the earlier ones left.
+
+        Returns:
+            The rows in the order of their draw, fewer than n if fewer have a positive weight; the
+            log-probability of each as a single draw; and whether there are n.
+        """
+        row, _, log_prob = self._arrive(n, _NONE, generator)
+        return torch.from_numpy(row), torch.from_numpy(log_prob), len(row) == n
+
+    def perturbed(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "k"], Float64[Tensor, "k"]]:
+        """Return the at most n rows of largest Gumbel-perturbed log-weight, largest first.
+
+        They have the law of n draws without replacement, in order. Next to those of another
+        distribution, the largest of both have the law of draws from the two together.
+        """
+        wait = torch.empty(3 * n, dtype=torch.float64).exponential_(generator=generator)
+        row, score, _ = self._arrive(n, wait.numpy(), generator)
+        return torch.from_numpy(row), torch.from_numpy(score)
+
+    def _arrive(
+        self, n: int, wait: Float64[np.ndarray, "m"], generator: torch.Generator | None
+    ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"], Float[np.ndarray, "k"]]:
+        """Return the first n rows to arrive, each at a rate equal to its weight, and their log p.
+
+        Minus the logarithm of an arrival is a Gumbel-perturbed log-weight.
+        """
+        log_mass = self._log_mass()
+        uniform = torch.rand(3 * n, dtype=torch.float64, generator=generator).numpy()
+        arrays = self._log_weight, self._mass, self._lowest, self._start
+        row, score, log_prob = _distinct(uniform, wait, n, *arrays, self._origin, log_mass)
+        if len(row) == n:
+            return row, score, log_prob
+        # The masses that are left are too small to be added up.
+        weight = self._log_weight.copy()
+        weight[row] = -math.inf
+        left = np.flatnonzero(weight > -math.inf)
+        exponential = torch.empty(len(left), dtype=torch.float64).exponential_(generator=generator)
+        perturbed = torch.from_numpy(weight[left]) - exponential.clamp_(min=_TINY).log_()
+        late, order = perturbed.topk(min(n - len(row), len(left)))
+        # Arrivals have no memory: the others arrive as long after the last one as they would have.
+        since = -score[-1] if len(row) and len(wait) else -math.inf
+        late_row, late_score = left[order.numpy()], -np.logaddexp(since, -late.numpy())
+        late_log_prob = self.log_weight[late_row] - self._origin - log_mass
+        pairs = (row, late_row), (score, late_score), (log_prob, late_log_prob.float().numpy())
+        return tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[return-value]
+
+
+def _rounded(origin: float) -> float:
+    return _STRIDE * round(origin / _STRIDE)
+
+
+@compiled
+def _weigh(row, log_weight, mass, lowest, start, origin):  # type: ignore[no-untyped-def]
+    """Compute the masses of rows, and all sums and minima that contain them."""
+    for i in row:
+        mass[i] = math.exp(min(float(log_weight[i]) - origin, _FAR))
+    _add_up(row, log_weight, mass, lowest, start)
+
+
+@compiled
+def _add_up(row, log_weight, mass, lowest, start):  # type: ignore[no-untyped-def]
+    """Compute the sums and minima that contain rows, level by level, each node once."""
+    node, n_nodes, leaves = row.copy(), len(row), start[1]
+    for level in range(len(start) - 1):
+        below, here = start[level], start[level + 1]
+        n_stale = 0
+        for i in range(n_nodes):
+            parent = node[i] >> _SHIFT
+            if mass[here + parent] != _STALE:
+                mass[here + parent] = _STALE
+                node[n_stale] = parent
+                n_stale += 1
+        n_nodes = n_stale
+        for i in range(n_nodes):
+            first = below + (node[i] << _SHIFT)
+            total, low = 0.0, np.inf
+            for j in range(first, first + _WIDTH):
+                total += abs(mass[j])  # negative in drawn rows, see ``_distinct``
+                value = log_weight[j] if level == 0 else lowest[j - leaves]
+                if -np.inf < value < low:
+                    low = value
+            mass[here + node[i]], lowest[here + node[i] - leaves] = total, low
+
+
+@compiled
+def _find(uniform, node, mass, start):  # type: ignore[no-untyped-def]
+    """Write the rows at places among the cumulative masses, never one of mass zero.
+
+    All draws go down one level before any goes further, in a loop without branches. The processor
+    then reads the nodes of many draws at once.
+    """
+    n, place = len(uniform), uniform * mass[-1]
+    for i in range(n):
+        node[i] = 0
+    for level in range(len(start) - 2, -1, -1):
+        for i in range(n):
+            first, child = start[level] + (node[i] << _SHIFT), 0
+            until, before = 0.0, 0.0
+            for j in range(first, first + _WIDTH - 1):
+                until += abs(mass[j])
+                is_beyond = until <= place[i]
+                child += is_beyond
+                before = until if is_beyond else before
+            # Below the mass of the child, however the difference was rounded.
+            place[i] = min(place[i] - before, abs(mass[first + child]) * _BELOW_1)
+            node[i] = (node[i] << _SHIFT) + child
+
+
+@compiled
+def _draw(uniform, log_weight, mass, start, origin, log_mass):  # type: ignore[no-untyped-def]
+    """Return rows drawn with replacement, and the log-probability of each."""
+    row, log_prob = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
+    _find(uniform, row, mass, start)
+    for i in range(len(row)):
+        log_prob[i] = float(log_weight[row[i]]) - origin - log_mass
+    return row, log_prob
+
+
+@compiled
+def _distinct(uniform, wait, n, log_weight, mass, lowest, start, origin, log_mass):  # type: ignore[no-untyped-def]
+    """Draw n different rows until the mass that is left is too small; return scores and log p, too.
+
+    A trial that finds a row drawn before is void. Trials come in rounds; after each round, the rows
+    that were found again are taken out of the tree, so that they cost no further trials. A drawn
+    row has the negative of its mass until the batch is complete, one that was taken out has zero.
+    """
+    row, kept, score = np.empty(n, np.int64), np.empty(n), np.zeros(n)
+    log_prob = np.empty(n, np.float32)
+    found, out = np.empty(n, np.int64), np.empty(n, np.int64)
+    n_drawn, n_out, n_tried, now = 0, 0, 0, 0.0
+    while n_drawn < n and mass[-1] >= _FINE:
+        # Trials one by one would need at most one for each row to draw or to take out. Those that
+        # can be spared make rounds longer.
+        spare = len(uniform) - n_tried - (2 * n - n_drawn - n_out)
+        n_trials, total, first_out = max(1, min(n - n_drawn, spare)), mass[-1], n_out
+        _find(uniform[n_tried : n_tried + n_trials], found, mass, start)
+        for trial in range(n_trials):
+            i = found[trial]
+            if len(wait) > 0:
+                now += wait[n_tried + trial] / total
+            if mass[i] > 0:
+                row[n_drawn], kept[n_drawn] = i, mass[i]
+                log_prob[n_drawn] = float(log_weight[i]) - origin - log_mass
+                if len(wait) > 0:
+                    score[n_drawn] = origin - math.log(now)
+                mass[i] = -mass[i]
+                n_drawn += 1
+            elif mass[i] < 0:
+                mass[i] = 0.0
+                out[n_out] = i
+                n_out += 1
+        n_tried += n_trials
+        _add_up(out[first_out:n_out], log_weight, mass, lowest, start)
+    for i in range(n_drawn):
+        mass[row[i]] = kept[i]
+    _add_up(out[:n_out], log_weight, mass, lowest, start)
+    return row[:n_drawn], score[:n_drawn], log_prob[:n_drawn]
