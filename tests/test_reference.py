@@ -50,11 +50,12 @@ def test_a_name_is_documented_once() -> None:
 
 def test_names_become_links_on_the_page_of_parts() -> None:
     hooks = pytest.importorskip("tools.docs_hooks", reason="mkdocs is not installed")
-    linked = re.sub(hooks.NAME, hooks.linked, "`FIFOWriter`, `rb.extend`, `RateLimiter(1, 2)`")
+    linked = re.sub(hooks.NAME, hooks.linked, "`Sampler`, `rb.extend`, `RateLimiter(1, 2)`")
     assert linked == (
-        "[`FIFOWriter`][gfn_rb.writers.FIFOWriter], `rb.extend`, "
+        "[`Sampler`][gfn_rb.rollout.Sampler], `rb.extend`, "
         "[`RateLimiter(1, 2)`][gfn_rb.buffers.RateLimiter]"
     )
+    assert hooks.places_by_name()["ReplayBufferManager"].startswith("gfn_rb.remote.")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Show names and equations in docstrings as code, and blocks of code as such."""
+    """Show names and equations in docstrings as code, blocks of code as such, pictures as links."""
+    html = re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)
     for pattern, replacement in SPHINX:
         html = pattern.sub(replacement, html)
     return html
@@ -116,20 +117,35 @@ def public_names(module: str) -> list[str]:
 
 
 @cache
+def modules() -> list[str]:
+    """Return the modules that have a page; of two that have an object, the later documents it."""
+    names = (page.stem for page in (ROOT / "docs" / "api").glob("*.md"))
+    return sorted(names, key=lambda name: (".interop." not in name, name))
+
+
+@cache
 def places() -> dict[str, str]:
-    """Return where each public name is documented, by its path: beside its kind, if possible."""
-    modules = sorted(page.stem for page in (ROOT / "docs" / "api").glob("*.md"))
+    """Return where each public object is documented, by its path."""
     return {
         _object(f"{module}.{name}").canonical_path: f"{module}.{name}"
-        for module in modules  # the package itself is the first, so that the others prevail
+        for module in modules()
+        for name in public_names(module)
+    }
+
+
+@cache
+def places_by_name() -> dict[str, str]:
+    """Return where what a public name stands for is documented."""
+    return {
+        name: places()[_object(f"{module}.{name}").canonical_path]
+        for module in modules()
         for name in public_names(module)
     }
 
 
 def linked(code: re.Match[str]) -> str:
     """Return a code span as a link if it is a public name."""
-    names = {place.rpartition(".")[2]: place for place in reversed(places().values())}
-    place = names.get(code[1])
+    place = places_by_name().get(code[1])
     return f"[{code[0]}][{place}]" if place else code[0]
 
 
