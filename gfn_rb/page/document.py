@@ -16,9 +16,11 @@ from gfn_rb.buffers.summary import N_TOP, Describe
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError
-from gfn_rb.page.content import YOUNG, Content, FeatureSource, read_content
+from gfn_rb.page.content import Content, FeatureSource, read_content
 
 logger = logging.getLogger(__name__)
+
+_YOUNG = 50  # policy versions
 
 
 def view(
@@ -35,10 +37,9 @@ def view(
     """Write one HTML page that shows what a buffer keeps and what it draws.
 
     The page opens from disk in any browser and requests nothing from a network. It shows a verdict,
-    a map of the objects beside their ages, a table of the objects, rewards of kept and of drawn
-    rows, and how draws concentrate on few rows. A selection in a plot selects the rows in the other
-    plot and in the table. At most 20,000 rows are shown one by one: the best, and a random part of
-    the others.
+    a map of the objects beside their ages, a table of them, rewards of kept and of drawn rows, and
+    how draws concentrate on few rows. A selection in a plot selects the rows in the other plot and
+    in the table. Of more than 20,000 rows, the best and a random part of the others are shown.
 
     Args:
         rb: the buffer, which is not changed; or buffers by name. Each gets a verdict, and the first
@@ -47,11 +48,11 @@ def view(
         env: environment of the rows, for words, features and modes.
         describe: callable from objects [n, *S] to a text for each, instead of that of ``env``.
         features: what the map is made of, by its first two principal components: a key, or a
-            callable from rows [n] to a tensor [n, d]. Default: those of a ``DiversityWriter``, else
-            what networks see of states in ``env``, else the states.
-        curves: numbers measured in the course of runs: for each configuration a list of runs, each
-            a dictionary of columns [k] with ``reward_calls`` and any of ``loss``, ``replay_loss``,
-            ``modes_found`` and ``mean_age``. Several runs become their mean and range.
+            callable from rows [n] to a tensor [n, d]. Default: the features of a
+            ``DiversityWriter``, else what networks see of states in ``env``, else the objects.
+        curves: measurements of runs: for each configuration a list of runs, each a dictionary of
+            columns [k] with ``reward_calls`` and any of ``loss``, ``replay_loss``, ``modes_found``
+            and ``mean_age``. Several runs become their mean and range.
         batch_size: number of rows of a batch, for expected draws. Default: that of the buffer, or
             64 if it has none.
         title: heading of the page.
@@ -63,6 +64,9 @@ def view(
         GfnRbError: Bokeh is not installed.
         ArgumentError: ``curves`` have no ``reward_calls``.
         EmptyBufferError: there are neither rows nor curves.
+
+    Examples:
+        >>> gfn_rb.view(rb, "page.html", env=TFBind8())
     """
     try:
         from bokeh.document import Document
@@ -90,16 +94,17 @@ def view(
         document.js_on_event("document_ready", *scripts)
         of_buffer = {f"Buffer of {name}" if name else "Buffer": [*parts, *plot_draws(content)]}
         sections = of_buffer | sections if len(buffers) == 1 else sections | of_buffer
-    notes = [note for each in contents.values() for note in each.notes.values()]
-    for note in notes:
-        logger.warning("%s", note)
-    notes += [each.limit for each in held.values() if each.limit]
-    notes += [part.text for part in chain(*sections.values()) if part.model is None]
-    for heading, parts in sections.items():
-        sections[heading] = [part for part in parts if part.model is not None]
-        for part in sections[heading]:
-            part.model.name = part.name
-            document.add_root(part.model)
+    notes = []
+    for part, note in chain(*(each.notes.items() for each in held.values())):
+        notes.append(note)
+        if part != "rows":  # which are not a failure
+            logger.warning("%s", note)
+    for each in chain(*sections.values()):
+        if each.model is None:
+            notes.append(each.text)
+        else:
+            each.model.name = each.name
+            document.add_root(each.model)
     html = file_html(
         document, INLINE, title, template=files("gfn_rb.page").joinpath("page.html").read_text(),
         template_variables={
@@ -129,6 +134,6 @@ def _verdict(content: Content) -> dict[str, str]:
     if summary.mean_draw_age is not None:
         found["mean age of a draw, steps"] = f"{summary.mean_draw_age:,.1f}"
     if age is not None:
-        n_young = int((age < YOUNG).sum())
-        found[f"rows younger than {YOUNG} steps"] = f"{n_young:,} ({n_young / n:.0%})"
+        n_young = int((age < _YOUNG).sum())
+        found[f"rows younger than {_YOUNG} steps"] = f"{n_young:,} ({n_young / n:.0%})"
     return found

@@ -6,27 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from bokeh import models
 from bokeh.events import Reset, SelectionGeometry
-from bokeh.models import (
-    BoxSelectTool,
-    ColorBar,
-    ColumnDataSource,
-    CustomJS,
-    DataTable,
-    InlineStyleSheet,
-    LinearColorMapper,
-    NumberFormatter,
-    NumeralTickFormatter,
-    TableColumn,
-)
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
-from gfn_rb.buffers.summary import RowColumns
 from gfn_rb.page.content import Content
-
-Columns = Mapping[str, Any]
-"""Numbers measured during a run by name, [k] each, ``reward_calls`` among them."""
 
 # Distinct with any kind of colour vision (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -34,17 +19,16 @@ _GREY = "#767676"
 _BINS = 40
 _N_POINTS = 200  # of a mean over several runs, or of the concentration of draws
 _LOG_R, _AGE = "log-reward log R(x), nats", "age, policy versions (steps)"
-# Of the table: heading, width in pixels, format of numbers.
+# Of the table: heading, lowest width in pixels, format of numbers.
 _TABLE = {
     "words": ("object", 150, None),
-    "reward": ("log R, nats", 100, "0,0.000"),
-    "age": ("age, steps", 90, "0,0"),
-    "draws": ("draws per 1,000 batches", 170, "0,0.0"),
+    "reward": ("log R, nats", 100, "{0,0.000}"),
+    "age": ("age, steps", 90, "{0,0}"),
+    "draws": ("draws per 1,000 batches", 170, "{0,0.0}"),
     "mode": ("mode", 70, None),
 }
-_TOOLS = "box_select,lasso_select,tap,pan,wheel_zoom,reset,save"
-_SELECT = "Drag to select rows in both plots and in the table."
 _STYLE = ":host { font-size: 13px; } .slick-header-column { font-weight: 600; }"
+_SELECT = "Drag to select rows in both plots and in the table."
 # Of curves: title, label of the axis, text, and the lines by their keys.
 _CURVES = {
     "losses": ("Loss", "mean loss", "Mean loss of fresh and replayed batches since the last point.",
@@ -60,71 +44,71 @@ class Part(NamedTuple):
 
     name: str
     title: str
-    model: Any
     text: str
+    model: Any = None
 
 
-def plot_objects(content: Content) -> tuple[list[Part], list[CustomJS]]:
+def plot_objects(content: Content) -> tuple[list[Part], list[models.CustomJS]]:
     """Return map, ages and table of rows, which share a selection, and scripts to start with."""
     columns, row = content.columns, content.row.numpy()
     points: dict[str, Any] = {"words": content.words}
     color: Any = COLORS[0]
     if columns.log_reward is not None:
         reward = points["reward"] = columns.log_reward.numpy()[row]
-        if len(finite := reward[np.isfinite(reward)]):
-            # A few very low rewards must not leave one colour to all others.
-            low, high = np.quantile(finite, [0.05, 1.0])
-            mapper = LinearColorMapper(palette=Cividis256, low=low, high=high)
-            color = {"field": "reward", "transform": mapper}
+        # A few very low rewards must not leave one colour to all others.
+        finite = reward[np.isfinite(reward)] if np.isfinite(reward).any() else [0.0]
+        low, high = np.quantile(finite, [0.05, 1.0])
+        scale = models.LinearColorMapper(palette=Cividis256, low=low, high=high)
+        color = {"field": "reward", "transform": scale}
     if columns.age is not None:
         points["age"] = columns.age.numpy()[row].astype(np.int32)
     if content.draws is not None:
         points["draws"] = content.draws.numpy()[row] * 1000
     if content.is_mode is not None:
         points["mode"] = np.where(content.is_mode.numpy(), "yes", "").tolist()
-    listed = [name for name in _TABLE if name in points]
+    listed = {name: column for name, column in _TABLE.items() if name in points}
     if content.position is not None:
         points["x"], points["y"] = content.position.numpy().astype(np.float32).T
-    linked = {
-        "points": ColumnDataSource(points),
-        "shown": ColumnDataSource({name: [] for name in listed}),
-    }
-    widest = max(map(len, content.words), default=0)
-    table = DataTable(
-        source=linked["shown"], index_position=None, height=380, sizing_mode="stretch_width",
-        columns=[_table_column(name, 8 * widest) for name in listed], reorderable=False,
-        autosize_mode="none", stylesheets=[InlineStyleSheet(css=_STYLE)],
-    )  # fmt: skip
-    fill = CustomJS(args={**linked, "names": listed}, code="fillTable(points, shown, names)")
-    mark = CustomJS(args=linked, code="markRows(points, shown)")
-    linked["shown"].selected.js_on_change("indices", mark)
+    source = models.ColumnDataSource(points)
+    shown = models.ColumnDataSource({name: [] for name in listed})  # by the selection
+    fill = _script("fillTable", points=source, shown=shown, names=[*listed])
+    shown.selected.js_on_change("indices", _script("markRows", points=source, shown=shown))
 
     def scatter(x: str, y: str, *titles: str) -> Any:
-        tips = [(_TABLE[name][0], f"@{name}") for name in listed]
-        plot = _plot(*titles, tools=_TOOLS, tooltips=tips)
+        plot = _plot(*titles, tools="box_select,lasso_select,tap,pan,wheel_zoom,reset,save")
+        plot.toolbar.active_drag = plot.select_one(models.BoxSelectTool)
+        tips = [(title, f"@{name}{form or ''}") for name, (title, _, form) in listed.items()]
+        plot.add_tools(models.HoverTool(tooltips=tips))
         plot.scatter(
-            x, y, source=linked["points"], size=5, fill_color=color, line_color=None,
-            fill_alpha=0.8, nonselection_fill_alpha=0.06,
+            x, y, source=source, size=5, fill_color=color, line_color=None, fill_alpha=0.8,
+            nonselection_fill_alpha=0.06,
         )  # fmt: skip
         for event in (SelectionGeometry, Reset):
             plot.js_on_event(event, fill)
         return plot
 
-    places = None if content.position is None else scatter("x", "y", *content.axes)
-    if places is not None and color is not COLORS[0]:
-        places.add_layout(ColorBar(color_mapper=mapper, width=10), "right")
-    missing = _missing(columns)
-    ages = None if missing else scatter("age", "reward", _AGE, _LOG_R)
-    text = "Rows with similar features are near each other. Colour is log R in nats."
-    plots = [plot for plot in (places, ages) if plot is not None]
-    start = CustomJS(args={"plots": plots, "table": table}, code="start(plots, table)")
-    parts = [
-        Part("map", "Map of objects", places, f"{text} {_SELECT}"),
-        Part("ages", "Age and reward", ages, missing or f"Rows at the right are old. {_SELECT}"),
-        Part("table", "Objects", table, (
-            "A click on a heading sorts. Draws are the expected number in 1,000 batches of "
-            f"{content.batch_size:,} rows.")),
-    ]  # fmt: skip
+    parts = []
+    if "x" in points:
+        places = scatter("x", "y", *content.axes)
+        if "reward" in points:
+            places.add_layout(models.ColorBar(color_mapper=scale, width=10), "right")
+        text = f"Rows with similar features are near each other. Colour is log R in nats. {_SELECT}"
+        parts.append(Part("map", "Map of objects", text, places))
+    if "reward" not in points:
+        parts.append(Part("", "", "No rewards recorded: rows have no log_reward."))
+    elif "age" not in points:
+        parts.append(Part("", "", "No ages recorded: rows have no policy_version."))
+    else:
+        ages, text = scatter("age", "reward", _AGE, _LOG_R), f"Rows at the right are old. {_SELECT}"
+        parts.append(Part("ages", "Age and reward", text, ages))
+    table = models.DataTable(
+        source=shown, columns=[_column(name, content.words) for name in listed],
+        index_position=None, height=380, sizing_mode="stretch_width", autosize_mode="none",
+        reorderable=False, stylesheets=[models.InlineStyleSheet(css=_STYLE)],
+    )  # fmt: skip
+    start = _script("start", plots=[part.model for part in parts if part.model], table=table)
+    text = f"Draws are the expected number in 1,000 batches of {content.batch_size:,} rows."
+    parts.append(Part("table", "Objects", f"A click on a heading sorts. {text}", table))
     return parts, [start, fill]
 
 
@@ -132,41 +116,40 @@ def plot_draws(content: Content) -> Iterator[Part]:
     """Yield the rewards of kept and of drawn rows, and how draws concentrate on few rows."""
     columns = content.columns
     if columns.log_prob is None:
-        yield Part("shares", "Draws", None, "No draws: the sampler does not tell probabilities.")
+        yield Part("", "", "No draws: the sampler cannot tell probabilities.")
         return
     share = columns.log_prob.exp().numpy()
-    if columns.log_reward is not None:
-        reward = columns.log_reward.numpy()
-        finite = np.isfinite(reward)
-        ends = np.quantile(reward[finite], [0.005, 1.0]) if finite.any() else (0.0, 1.0)
+    if columns.log_reward is not None and (finite := np.isfinite(columns.log_reward.numpy())).any():
+        reward, uniform = columns.log_reward.numpy()[finite], np.full(len(share), 1 / len(share))
+        ends = np.quantile(reward, [0.005, 1.0])
         plot = _plot(_LOG_R, "share of rows or of draws")
         for name, weight, color in (
-            ("kept rows", np.full(len(reward), 1 / len(reward)), _GREY),
-            ("drawn rows", share, COLORS[0]),
+            ("kept rows", uniform, _GREY), ("drawn rows", share, COLORS[0])
         ):  # fmt: skip
-            value = reward[finite].clip(*ends)
-            top, edge = np.histogram(value, _BINS, ends, weights=weight[finite])
-            x, y = np.repeat(edge, 2), np.concatenate([[0], np.repeat(top, 2), [0]])
+            top, edge = np.histogram(reward.clip(*ends), _BINS, ends, weights=weight[finite])
+            x, y = edge.repeat(2), np.pad(top.repeat(2), 1)
             plot.varea(x, 0 * y, y, fill_color=color, fill_alpha=0.25)
             plot.line(x, y, color=color, line_width=2, legend_label=name)
-        plot.yaxis.formatter = NumeralTickFormatter(format="0.[0]%")
-        yield Part("rewards", "Rewards of kept and drawn rows", _with_legend(plot), (
+        plot.yaxis.formatter = models.NumeralTickFormatter(format="0.[0]%")
+        yield Part("rewards", "Rewards of kept and drawn rows", (
             "Draws that favour high rewards move the blue curve to the right. The first bar "
-            "includes the lowest 0.5% of rows."))  # fmt: skip
+            "includes the lowest 0.5% of rows."), _with_legend(plot))  # fmt: skip
     n = np.unique(np.geomspace(1, len(share), _N_POINTS).round().astype(int))
     plot = _plot("rows, most drawn first", "share of all draws", x_axis_type="log")
-    drawn = np.sort(share)[::-1].cumsum()[n - 1]
-    plot.line(n, drawn, color=COLORS[0], line_width=2.5, legend_label="this buffer")
-    uniform = n / len(share)
-    plot.line(n, uniform, color=_GREY, line_dash="dashed", line_width=2, legend_label="uniform")
-    plot.yaxis.formatter = NumeralTickFormatter(format="0%")
-    plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
-    yield Part("shares", "Concentration of draws", _with_legend(plot), (
+    for name, y, color, dash in (
+        ("this buffer", np.sort(share)[::-1].cumsum()[n - 1], COLORS[0], "solid"),
+        ("uniform draws", n / len(share), _GREY, "dashed"),
+    ):
+        plot.line(n, y, color=color, line_dash=dash, line_width=2.5, legend_label=name)
+    plot.yaxis.formatter = models.NumeralTickFormatter(format="0%")
+    plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
+    yield Part("shares", "Concentration of draws", (
         "Where the curve is high at the left, few rows get most draws. The effective number of "
-        "rows drawn is 1 / sum p², where p is the probability of a row."))  # fmt: skip
+        "rows drawn is 1 / sum p², where p is the probability of a row."),
+        _with_legend(plot))  # fmt: skip
 
 
-def plot_curves(curves: Mapping[str, Sequence[Columns]]) -> Iterator[Part]:
+def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Part]:
     """Yield losses, modes and ages over reward calls, with a colour for each configuration."""
     several = any(len(runs) > 1 for runs in curves.values())
     spread = " Lines are means over runs, bands their range." if several else ""
@@ -175,10 +158,10 @@ def plot_curves(curves: Mapping[str, Sequence[Columns]]) -> Iterator[Part]:
             (kind if len(curves) == 1 else f"{group}, {kind}", color, dash, measured)
             for (group, runs), color in zip(curves.items(), COLORS * len(curves), strict=False)
             for (key, kind), dash in zip(lines.items(), ("solid", "dashed"), strict=False)
-            if (measured := _measured(runs, key))
+            if (measured := [each for run in runs if len((each := _measured(run, key))[0])])
         ]
         if not known:
-            yield Part(name, title, None, f"No {title.lower()} recorded.")
+            yield Part("", "", f"No {title.lower()} recorded.")
             continue
         lowest = min(y.min() for *_, measured in known for _, y in measured)
         scale = "log" if name == "losses" and lowest > 0 else "linear"
@@ -193,25 +176,16 @@ def plot_curves(curves: Mapping[str, Sequence[Columns]]) -> Iterator[Part]:
                 y = each.mean(0)
             label = f"{label}: {y[-1]:,.4g}"
             plot.line(x, y, color=color, line_dash=dash, line_width=2.5, legend_label=label)
-        plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
-        yield Part(name, title, _with_legend(plot), text + spread)
+        plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
+        yield Part(name, title, text + spread, _with_legend(plot))
 
 
-def _missing(columns: RowColumns) -> str:
-    if columns.log_reward is None:
-        return "No rewards recorded: rows have no log_reward."
-    return "" if columns.age is not None else "No ages recorded: rows have no policy_version."
-
-
-def _measured(runs: Sequence[Columns], key: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return reward calls and values of a curve for each run that measured it."""
-    found = []
-    for run in runs:
-        calls = np.asarray(run["reward_calls"], np.float64)
-        value = np.asarray(run.get(key, np.full(len(calls), np.nan)), np.float64)
-        if (known := np.isfinite(value)).any():
-            found.append((calls[known], value[known]))
-    return found
+def _measured(run: Mapping[str, Any], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return reward calls and values where a column was measured."""
+    calls = np.asarray(run["reward_calls"], np.float64)
+    value = np.asarray(run.get(key, np.full(len(calls), np.nan)), np.float64)
+    known = np.isfinite(value)
+    return calls[known], value[known]
 
 
 def _plot(x: str, y: str, *, tools: str = "", **options: Any) -> Any:
@@ -221,8 +195,6 @@ def _plot(x: str, y: str, *, tools: str = "", **options: Any) -> Any:
         tools=tools, toolbar_location="above" if tools else None, **options,
     )  # fmt: skip
     plot.toolbar.logo = None
-    if tools:
-        plot.toolbar.active_drag = plot.select_one(BoxSelectTool)
     plot.axis.axis_label_text_font_style = "normal"
     plot.axis.minor_tick_line_color = None
     return plot
@@ -231,18 +203,21 @@ def _plot(x: str, y: str, *, tools: str = "", **options: Any) -> Any:
 def _with_legend(plot: Any) -> Any:
     """Move the legend of a plot above it, where it covers nothing."""
     plot.add_layout(plot.legend[0], "above")
-    plot.legend.location = "top_left"
-    plot.legend.border_line_color = None
-    plot.legend.padding = 0
+    plot.legend[0].update(location="top_left", border_line_color=None, padding=0)
     return plot
 
 
-def _table_column(name: str, widest: int) -> TableColumn:
-    title, width, digits = _TABLE[name]
-    width = min(max(width, widest), 600) if name == "words" else width
-    if digits is None:
-        return TableColumn(field=name, title=title, width=width)
-    form = NumberFormatter(format=digits)
-    return TableColumn(
-        field=name, title=title, width=width, formatter=form, default_sort="descending"
+def _column(name: str, words: Sequence[str]) -> models.TableColumn:
+    title, width, form = _TABLE[name]
+    if form is None:
+        width = min(8 * max(map(len, words)), 600) if name == "words" else width
+        return models.TableColumn(field=name, title=title, width=max(width, _TABLE[name][1]))
+    number = models.NumberFormatter(format=form[1:-1])
+    return models.TableColumn(
+        field=name, title=title, width=width, formatter=number, default_sort="descending"
     )
+
+
+def _script(function: str, **arguments: Any) -> models.CustomJS:
+    """Return a call of a function of the page, with its arguments in order."""
+    return models.CustomJS(args=arguments, code=f"{function}({', '.join(arguments)})")

@@ -19,7 +19,14 @@ from gfn_rb import (
 )
 from gfn_rb.envs import HyperGrid
 from gfn_rb.page import content
-from gfn_rb.page.content import draws_per_batch, plane, read_content, shown_rows, which_reach_modes
+from gfn_rb.page.content import (
+    columns_of,
+    draws_per_batch,
+    plane,
+    read_content,
+    shown_rows,
+    which_reach_modes,
+)
 
 ENV = HyperGrid(2, 8)
 
@@ -55,7 +62,7 @@ def test_shares_and_means_are_of_all_rows_where_some_are_not_shown(monkeypatch) 
     found = read_content(grid_buffer(), ENV)
     assert len(found.words) == len(found.row) == 10
     assert found.summary.n_rows == 64
-    assert found.limit.startswith("10 of 64 rows are shown one by one")
+    assert found.notes["rows"].startswith("10 of 64 rows are shown one by one")
 
 
 def test_words_modes_and_places_are_those_of_the_rows_shown() -> None:
@@ -178,18 +185,18 @@ def test_rows_without_objects_are_called_by_their_number() -> None:
     }
 
 
-def test_a_description_that_raises_leaves_the_others() -> None:
-    def describe(state):
-        if (state == 3).any():
-            raise LookupError("no word for 3")
-        return [str(x) for x in state[:, 0].tolist()]
-
+@pytest.mark.parametrize(
+    ("describe", "note"),
+    [
+        (lambda state: [1 / 0 for _ in state], "it raised ZeroDivisionError: 'division by zero'"),
+        (lambda state: ["one"], "a text for each of 64 states, got ['one']"),
+    ],
+)
+def test_a_description_that_fails_leaves_the_numbers(describe, note) -> None:
     found = read_content(grid_buffer(), ENV, describe)
-    assert sum(word.startswith("(") for word in found.words) == 15
-    assert found.notes["words"] == (
-        "15 of 64 rows show numbers: describe must return a text for each state, it raised "
-        "LookupError: 'no word for 3'"
-    )
+    assert found.words == read_content(grid_buffer()).words
+    assert note in found.notes["words"]
+    assert "\n" not in found.notes["words"]
 
 
 @pytest.mark.parametrize(
@@ -217,6 +224,17 @@ def test_modes_that_fail_leave_the_page_without_modes() -> None:
     found = read_content(grid_buffer(), Broken(2, 8))
     assert found.is_mode is None
     assert found.notes["modes"] == "No modes: RuntimeError: no modes today"
+
+
+def test_a_single_row_has_a_place() -> None:
+    rb = fifo_buffer(3)
+    rb.extend(TensorDict({"x": torch.rand(1, 5)}, [1]))
+    assert read_content(rb).position.tolist() == [[0.0, 0.0]]
+
+
+def test_objects_of_more_letters_than_columns_are_placed(monkeypatch) -> None:
+    monkeypatch.setattr(content, "_MAX_COLUMNS", 4)
+    assert columns_of(["abc", "abcdefgh", "b"]).sum(1).tolist() == [3, 8, 1]
 
 
 def test_long_objects_are_cut() -> None:
