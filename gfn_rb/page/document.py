@@ -12,10 +12,12 @@ from typing import Any
 
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.summary import N_TOP, Describe
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.envs import GFNEnv
-from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError
+from gfn_rb.envs.base import require_env
+from gfn_rb.errors import EmptyBufferError, GfnRbError
 from gfn_rb.page.content import Content, FeatureSource, read_content
 
 logger = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ def view(
 
     Raises:
         GfnRbError: Bokeh is not installed.
-        ArgumentError: ``curves`` have no ``reward_calls``.
+        ArgumentError: an argument is of another kind, or ``curves`` lack ``reward_calls``.
         EmptyBufferError: there are neither rows nor curves.
 
     Examples:
@@ -76,11 +78,15 @@ def view(
         raise GfnRbError("bokeh is not installed: pip install 'gfn_rb[view]'") from error
     from gfn_rb.page.plots import plot_curves, plot_draws, plot_objects
 
-    curves = curves or {}
-    for run in chain(*curves.values()):
-        if "reward_calls" not in run:
-            raise ArgumentError(f"curves must have 'reward_calls', got {sorted(run)}")
-    buffers = {"": rb} if isinstance(rb, ReplayBuffer) else rb
+    curves = {} if curves is None else curves
+    require_kind("curves", curves, Mapping)
+    buffers = rb if isinstance(rb, Mapping) else {"": rb}
+    for each in buffers.values():
+        require_kind("rb", each, ReplayBuffer)
+    if env is not None:
+        require_env(env)
+    if batch_size is not None:
+        as_count("batch_size", batch_size)
     contents = {
         name: read_content(each, env, describe, features, batch_size)
         for name, each in buffers.items()

@@ -11,6 +11,8 @@ from bokeh.events import Reset, SelectionGeometry
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
+from gfn_rb.arguments import shown
+from gfn_rb.errors import ArgumentError
 from gfn_rb.page.content import Content
 
 # Distinct with any kind of colour vision (Okabe and Ito 2008).
@@ -70,9 +72,9 @@ def plot_objects(content: Content) -> tuple[list[Part], list[models.CustomJS]]:
     if content.position is not None:
         points["x"], points["y"] = content.position.numpy().astype(np.float32).T
     source = models.ColumnDataSource(points)
-    shown = models.ColumnDataSource({name: [] for name in listed})  # by the selection
-    fill = _script("fillTable", points=source, shown=shown, names=[*listed])
-    shown.selected.js_on_change("indices", _script("markRows", points=source, shown=shown))
+    listing = models.ColumnDataSource({name: [] for name in listed})  # by the selection
+    fill = _script("fillTable", points=source, shown=listing, names=[*listed])
+    listing.selected.js_on_change("indices", _script("markRows", points=source, shown=listing))
 
     def scatter(x: str, y: str, *titles: str) -> Any:
         plot = _plot(*titles, tools="box_select,lasso_select,tap,pan,wheel_zoom,reset,save")
@@ -102,7 +104,7 @@ def plot_objects(content: Content) -> tuple[list[Part], list[models.CustomJS]]:
         ages, text = scatter("age", "reward", _AGE, _LOG_R), f"Rows at the right are old. {_SELECT}"
         parts.append(Part("ages", "Age and reward", text, ages))
     table = models.DataTable(
-        source=shown, columns=[_column(name, content.words) for name in listed],
+        source=listing, columns=[_column(name, content.words) for name in listed],
         index_position=None, height=380, sizing_mode="stretch_width", autosize_mode="none",
         reorderable=False, stylesheets=[models.InlineStyleSheet(css=_STYLE)],
     )  # fmt: skip
@@ -182,10 +184,16 @@ def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[P
 
 def _measured(run: Mapping[str, Any], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Return reward calls and values where a column was measured."""
-    calls = np.asarray(run["reward_calls"], np.float64)
-    value = np.asarray(run.get(key, np.full(len(calls), np.nan)), np.float64)
-    known = np.isfinite(value)
-    return calls[known], value[known]
+    try:
+        calls = np.asarray(run["reward_calls"], np.float64)
+        value = np.asarray(run.get(key, np.full(len(calls), np.nan)), np.float64)
+        known = np.isfinite(value)
+        return calls[known], value[known]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            "curves must be lists of runs by configuration, each run with columns of one length by "
+            f"name and 'reward_calls' among them, got {shown(run)}"
+        ) from error
 
 
 def _plot(x: str, y: str, *, tools: str = "", **options: Any) -> Any:

@@ -134,7 +134,11 @@ def test_a_page_without_rewards_says_so(tmp_path) -> None:
     ("change", "error", "message"),
     [
         ({"rb": fifo_buffer(3)}, EmptyBufferError, "rb must hold rows for a page without curves"),
-        ({"curves": {"a": [{"loss": [1]}]}}, ArgumentError, r"'reward_calls', got \['loss'\]"),
+        (
+            {"curves": {"a": [{"loss": [1]}]}},
+            ArgumentError,
+            r"'reward_calls' among them, got {'loss': \[1\]}",
+        ),
         ({"describe": 3}, ArgumentError, "describe must be an environment or a callable"),
         ({"features": 3}, ArgumentError, "features must be a key, a callable or None"),
     ],
