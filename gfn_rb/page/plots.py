@@ -163,7 +163,7 @@ def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[P
             if (measured := [each for run in runs if len((each := _measured(run, key))[0])])
         ]
         if not known:
-            yield Part("", "", f"No {title.lower()} recorded.")
+            yield Part("", "", f"Not recorded: {title.lower()}.")
             continue
         lowest = min(y.min() for *_, measured in known for _, y in measured)
         scale = "log" if name == "losses" and lowest > 0 else "linear"
@@ -173,9 +173,9 @@ def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[P
             if len(measured) > 1:
                 ends = max(x[0] for x, _ in measured), min(x[-1] for x, _ in measured)
                 x = np.linspace(*ends, _N_POINTS)
-                each = np.array([np.interp(x, *one) for one in measured])
-                plot.varea(x, each.min(0), each.max(0), fill_color=color, fill_alpha=0.2)
-                y = each.mean(0)
+                values = np.array([np.interp(x, *one) for one in measured])
+                plot.varea(x, values.min(0), values.max(0), fill_color=color, fill_alpha=0.2)
+                y = values.mean(0)
             label = f"{label}: {y[-1]:,.4g}"
             plot.line(x, y, color=color, line_dash=dash, line_width=2.5, legend_label=label)
         plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")

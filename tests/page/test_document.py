@@ -67,7 +67,7 @@ def test_curves_of_several_runs_stand_before_the_rows_of_the_first(tmp_path) -> 
     order = "first", "second", "Runs", "Loss", "Modes found", "Buffer of first", "Map of objects"
     places = [text.index(each) for each in order]
     assert places == sorted(places)
-    assert "No age of drawn rows recorded." in text
+    assert "Not recorded: age of drawn rows." in text
     assert "Lines are means over runs, bands their range." in text
 
 
