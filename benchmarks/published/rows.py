@@ -145,8 +145,7 @@ _GRID_CALLS = (
     "fresh trajectory; goals are counted among fresh trajectories over the whole run"
 )
 _GRID_SETTINGS = (
-    "batches of 64, which are faster on a CPU; the buffer keeps each object once and, when it is "
-    "full, the best objects (published: the most recent)"
+    "batches of 64; the buffer keeps the best objects, each once (published: the most recent)"
 )
 _SMALLER = f"{_GRID_SETTINGS}; networks of 2 x 128 units (published: 2 x 256)"
 
