@@ -1,17 +1,22 @@
 """Checkpoints of replay buffers and training runs: one file, atomic, checksummed, no pickle."""
 
-from gfn_rb.checkpoint.api import (
-    AtomicCheckpoint,
-    inspect_checkpoint,
-    load_checkpoint,
-    load_state,
-    save_checkpoint,
-    save_state,
-    schedule_state,
-)
-from gfn_rb.checkpoint.changes import recover
-from gfn_rb.checkpoint.journal import Journal
-from gfn_rb.codec.secret import Secret
+from typing import TYPE_CHECKING
+
+from gfn_rb.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gfn_rb.checkpoint.api import (
+        AtomicCheckpoint,
+        inspect_checkpoint,
+        load_checkpoint,
+        load_state,
+        save_checkpoint,
+        save_state,
+        schedule_state,
+    )
+    from gfn_rb.checkpoint.changes import recover
+    from gfn_rb.checkpoint.journal import Journal
+    from gfn_rb.codec.secret import Secret
 
 __all__ = [
     "AtomicCheckpoint",
@@ -25,3 +30,11 @@ __all__ = [
     "save_state",
     "schedule_state",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    api="AtomicCheckpoint Secret inspect_checkpoint load_checkpoint load_state save_checkpoint"
+    " save_state schedule_state",
+    changes="recover",
+    journal="Journal",
+)

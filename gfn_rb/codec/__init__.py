@@ -14,7 +14,16 @@ Both share one layout (gfn_rb.codec.layout), without pickle:
 Where tensors lie follows from dtypes and shapes. All bytes are checked before they are used.
 """
 
-from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
-from gfn_rb.codec.primitives import LazyBuffer
+from typing import TYPE_CHECKING
+
+from gfn_rb.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
+    from gfn_rb.codec.primitives import LazyBuffer
 
 __all__ = ["Frame", "LazyBuffer", "decode_frame", "encode_frame"]
+
+__getattr__ = lazy_exports(
+    __name__, frames="Frame decode_frame encode_frame", primitives="LazyBuffer"
+)

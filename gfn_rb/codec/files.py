@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import stat
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.codec.layout import FILE, Content, Prefix, sealed_head
-from gfn_rb.codec.primitives import BlockSums, one_line
+from gfn_rb.codec.primitives import BlockSums, one_line, opened
 from gfn_rb.codec.secret import Secret
 from gfn_rb.codec.values import Decoder, Node
 from gfn_rb.errors import (
@@ -134,20 +133,13 @@ class ValueFile:
 def mapped(path: Path) -> Shaped[np.ndarray, "n"]:
     """Return the content of a file as a read-only map, which needs no memory of its size."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would have it wait
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                word = "Is a directory" if stat.S_ISDIR(status.st_mode) else "Is no regular file"
-                raise CheckpointError(f"cannot read {path}: {word}")
-            if status.st_size == 0:
+        with opened(path) as stream:
+            if os.fstat(stream.fileno()).st_size == 0:
                 return np.empty(0, np.uint8)
-            content = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            with warnings.catch_warnings():  # by way of torch, or each view of it would warn
-                warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-                return torch.frombuffer(content, dtype=torch.uint8).numpy()
-        finally:
-            os.close(descriptor)
+            content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        with warnings.catch_warnings():  # by way of torch, or each view of it would warn
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            return torch.frombuffer(content, dtype=torch.uint8).numpy()
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except OSError as error:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from xxhash import xxh3_64
+
+from gfn_rb.errors import CheckpointError
 
 Buffer = Any  # bytes, memoryview, array: anything contiguous that memoryview takes; or LazyBuffer
 
@@ -68,6 +73,17 @@ def from_text(text: bytes | memoryview) -> Any:
     if end < len(words):
         raise ValueError(f"it goes on after its end, with {words[end:]!r:.80}")
     return value
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a regular file to read; raise at once for a pipe, which would have the reader wait."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    word = "Is a directory" if stat.S_ISDIR(mode) else "Is no regular file"
+    raise CheckpointError(f"cannot read {path}: {word}")
 
 
 def one_line(error: Exception) -> str:

@@ -160,7 +160,7 @@ class KeepDiverse:
     """Keep items of high reward that end far apart."""
 
     kind: _KeepKind[Literal["diverse"]] = "diverse"
-    cutoff: rules.FiniteFloat = 0.0
+    cutoff: rules.NonNegativeFloat = 0.0
     """Minimum distance of the ends of items, in different places or in steps on a grid. 0 removes
     duplicates and keeps the best of them."""
 
@@ -215,7 +215,7 @@ class MetricsOptions:
 
     names: _Own[Metrics] = ()
     """Metrics to add. elbo and eubo: evidence bounds and an importance estimate of log Z. accuracy:
-    mean score as a share of the target's. correlation: of estimated log P(x) with log R(x).
+    mean score over the target's. correlation: of estimated log P(x) with log R(x).
     distances: exact, for any number of states."""
     samples: rules.PositiveInt = 1000
     """Number of additional trajectories that elbo, eubo and accuracy sample."""

@@ -67,7 +67,7 @@ DISTANCES = (
 AGREEMENT = (
     Curve("spearman", "Spearman", BLUE),
     Curve("pearson", "Pearson", ORANGE, "--"),
-    Curve("accuracy", "accuracy", GREEN, "-."),
+    Curve("accuracy", "mean score over target's", GREEN, "-."),
 )
 LOSSES = (Curve("loss", "fresh", BLUE), Curve("replay_loss", "replayed", ORANGE, "--"))
 LOG_Z = (
@@ -188,6 +188,8 @@ def _draw_curves(
         axes.set_yscale("log")  # positive, over more than a decade
     elif curves is DISTANCES:
         axes.set_ylim(bottom=0)
+    elif curves is AGREEMENT:
+        axes.axhline(1, color=GREY, linestyle=":")
     _finish(axes, title, ylabel)
 
 

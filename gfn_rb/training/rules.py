@@ -145,5 +145,6 @@ NonNegativeFloat = Annotated[float, Rule(lambda v: 0 <= v < math.inf, "at least 
 Share = Annotated[float, Rule(lambda v: 0 <= v <= 1, "in [0, 1]")]
 PositiveShare = Annotated[float, Rule(lambda v: 0 < v <= 1, "in (0, 1]")]
 ProperShare = Annotated[float, Rule(lambda v: 0 < v < 1, "above 0 and below 1")]
-Widths = Annotated[tuple[PositiveInt, ...], Rule(lambda v: len(v) > 0, "at least one width")]
+Width = Annotated[int, Rule(lambda v: 1 <= v <= 2**16, "in [1, 65536]")]
+Widths = Annotated[tuple[Width, ...], Rule(lambda v: 1 <= len(v) <= 64, "1 to 64 widths")]
 Device = Annotated[str, Rule(_is_device, "cpu, or cuda where torch finds such a device")]

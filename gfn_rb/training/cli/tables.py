@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gfn_rb.checkpoint import inspect_checkpoint
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import flat
 from gfn_rb.training.session.folder import RunFolder, run_secret
@@ -21,10 +20,11 @@ _DISTANCES = {
     "total_variation": "total variation, policy to target",
     "jensen_shannon_distance": "Jensen-Shannon distance",
 }
+_DRAWS = 1000
 _OTHERS = {
     "spearman": "Spearman, log P(x) with log R(x)",
     "pearson": "Pearson, log P(x) with log R(x)",
-    "accuracy": "accuracy of the mean score",
+    "accuracy": "mean score over the target's",
     "elbo": "evidence lower bound",
     "eubo": "evidence upper bound",
     "log_z_importance": "log Z by importance weights",
@@ -53,10 +53,33 @@ def result_lines(trainer: gfn_rb.training.trainer.Trainer, row: Mapping[str, Any
         "modes found": f"{n_found:,}{of_all}",
         "mean score of the best 100": f"{row['top_100_score']:.4f}",
         **{title: number(known[name]) for name, title in _OTHERS.items() if name in known},
+        **_replay(trainer),
         "distinct reward calls": f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}",
         "wall time": f"{total:.1f} s",
     }
     yield from _described(title, {**values, **times})
+
+
+def _replay(trainer: gfn_rb.training.trainer.Trainer) -> dict[str, str]:
+    """Return the three best objects found, and what is drawn to be replayed."""
+    from gfn_rb.buffers.summary import locked, read_columns  # which loads TorchRL
+
+    found = trainer.discovery
+    top = zip(trainer.env.describe(found.top_state[:3]), found.top[:3].tolist(), strict=True)
+    titles = "best object", "  second", "  third"
+    told = {t: f"{name}, score {score:.4f}" for t, (name, score) in zip(titles, top, strict=False)}
+    if not trainer.config.n_replayed or not len(trainer.replayed):
+        return told
+    with locked(trainer.replayed) as members:
+        columns = read_columns(trainer.replayed, members)
+    if columns.log_prob is not None:
+        p = columns.log_prob.exp()
+        # Expected: a row with probability p is among n draws with probability 1 - (1 - p)^n.
+        share = float(-((-p).log1p() * _DRAWS).expm1().sum()) / _DRAWS
+        told[f"different rows in {_DRAWS:,} draws"] = f"{share:.1%}"
+        if columns.age is not None:
+            told["mean age of a draw"] = f"{float(p @ columns.age.double()):,.1f} steps"
+    return told
 
 
 def ranks_lines(folder: RunFolder) -> Lines:
@@ -135,6 +158,8 @@ def _described(title: str, values: Mapping[str, Any]) -> Lines:
 
 
 def _checkpoint_lines(path: Path) -> Lines:
+    from gfn_rb.checkpoint import inspect_checkpoint  # which loads TorchRL
+
     summary = inspect_checkpoint(path, secret=run_secret())
     size = f"{summary['nbytes'] / 1e6:,.1f} MB, {summary['n_tensors']:,} tensors"
     yield from _described(

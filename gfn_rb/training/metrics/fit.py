@@ -20,11 +20,12 @@ from gfn_rb.shapes import Float, Float64, Shaped
 def accuracy(
     score: Float[Tensor, "n"], expected: float, probability: Float[Tensor, "n"] | None = None
 ) -> float:
-    """Return min(E_P[r] / E_{R/Z}[r], 1), in [0, 1] for positive scores.
+    """Return E_P[r] / E_{R/Z}[r], which is 1 for an exact policy.
 
-    It is the mean score of the policy's samples as a share of the target's mean score (Shen et al.
-    2023, arXiv:2305.07170; Kim et al. 2023, arXiv:2310.02710). The score is the reward without
-    exponent, as ``env.score`` returns it.
+    It is the mean score of the policy's samples over the target's mean score. Above 1, the policy
+    prefers high scores more than the target does. Papers report it cut at 1 (Shen et al. 2023,
+    arXiv:2305.07170; Kim et al. 2023, arXiv:2310.02710). The score is the reward without exponent,
+    as ``env.score`` returns it.
 
     Args:
         score: r of samples of the policy, or of all objects.
@@ -34,7 +35,7 @@ def accuracy(
     """
     score = score.double()
     mean = score.mean() if probability is None else (score * probability).sum()
-    return min(float(mean) / expected, 1.0) if expected else float("nan")
+    return float(mean) / expected if expected else float("nan")
 
 
 def pearson(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:

@@ -133,8 +133,8 @@ class RankCoordinator:
         calls = counts.calls + sum(each.get("calls", 0) for each in others)
         lost = f", lost ranks {[*self.lost]}" if self.lost else ""
         return (
-            f"loss {loss:.3f}, modes {modes}{f' of {n_modes}' if n_modes else ''}, "
-            f"{calls:,} reward calls{lost}"
+            f"modes {modes}{f' of {n_modes}' if n_modes else ''}, {calls:,} reward calls{lost}, "
+            f"loss {loss:.3f}"
         )
 
     def modes_found(self) -> int:

@@ -16,14 +16,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gfn_rb.checkpoint import Secret
 from gfn_rb.checkpoint.atomic import link, published, try_lock
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.reading import named_damage, printable, read_json
 from gfn_rb.transports.launch import Launch
+
+if TYPE_CHECKING:
+    import gfn_rb.codec.secret
 
 Row = dict[str, int | float | None]  # of the table of metrics
 RUNS = Path("runs")
@@ -152,8 +154,10 @@ class RunLock(ExitStack):
             )
 
 
-def run_secret() -> Secret | None:
+def run_secret() -> gfn_rb.codec.secret.Secret | None:
     """Return the secret of all files and frames of a run, None if the environment names none."""
+    from gfn_rb.codec.secret import Secret
+
     path = os.environ.get("GFN_RB_SECRET_FILE")
     return Secret.read(path) if path else None
 

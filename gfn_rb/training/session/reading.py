@@ -18,13 +18,14 @@ _MAX_ROWS, _MAX_COLUMNS = 1_000_000, 1000
 
 def read_text(path: Path, max_nbytes: int) -> str:
     """Return the text of a file of a run."""
-    from gfn_rb.codec.files import mapped  # which loads torch, and a message needs `printable` only
+    from gfn_rb.codec.primitives import opened  # which loads torch, unlike the rest
 
-    content = mapped(path)
+    with opened(path) as stream:
+        content = stream.read(max_nbytes + 1)
     if len(content) > max_nbytes:
         raise CheckpointCorruptError(f"{path} must have at most {max_nbytes} bytes, got more")
     try:
-        return content.tobytes().decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         raise CheckpointCorruptError(f"{path} is no text: {error.reason}") from None
 

@@ -25,7 +25,10 @@ from gfn_rb.training.trainer import Row, Trainer
 from gfn_rb.transports.launch import launched
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
-_LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+_LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}]{postfix}"
+# On narrow terminals the bar gives way first, then the rate, then the last words.
+_WIDE, _BAR = 120, "{percentage:3.0f}%|{bar}| " + _LINE
+_NARROW = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
 def check_installed(logger: str) -> None:
@@ -59,7 +62,11 @@ def progress(
         nonlocal loss, shown
         loss, now = new, time.monotonic()
         if is_bar:
-            bar.set_postfix_str(describe(trainer, new), refresh=False)
+            columns, text = bar.format_dict["ncols"] or _WIDE, describe(trainer, new)
+            bar.bar_format = _NARROW if columns < _WIDE else _BAR
+            if len(text) > (room := columns - 2 * len(f"{bar.total}") - 24):
+                text = text[:room].rpartition(", ")[0]
+            bar.set_postfix_str(text, refresh=False)
             bar.update()
         elif not disable and now >= shown + LINE_EVERY:
             shown = now
@@ -84,10 +91,10 @@ def describe_progress(trainer: Trainer, loss: float) -> str:
     """Return how training stands, in a few words."""
     discovery, n_modes = trainer.discovery, trainer.env.n_modes
     modes = f"{discovery.modes_found}/{n_modes}" if n_modes else f"{discovery.modes_found:,}"
-    best = "" if trainer.fit.method else f"best 100 {discovery.top_score:.3f}, "
+    best = "" if trainer.fit.method else f", best 100 {discovery.top_score:.3f}"
     return (
-        f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {modes}, {best}"
-        f"{discovery.calls:,} reward calls"
+        f"modes {modes}, {discovery.calls:,} reward calls{best}, loss {loss:.3f}, "
+        f"log Z {trainer.log_z:.2f}"
     )
 
 

@@ -266,7 +266,7 @@ for words in {lines!r}:
 
 def test_words_are_parsed_without_torch(tmp_path):
     """What it imports is seen: a command that needs torch has it."""
-    lines = [*HELP, "--version", *REFUSED, "inspect nowhere"]
+    lines = [*HELP, "--version", *REFUSED, "train tfbind8 --patience 5"]
     done = subprocess.run(
         [sys.executable, "-c", LOADED.format(lines=lines)], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}, timeout=120,

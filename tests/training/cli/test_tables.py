@@ -28,12 +28,16 @@ def test_the_final_table_states_what_came_out():
     trainer = trained(GRID, 1)  # log Z is log(16 * 0.6 + 20 * 0.1) = log 11.6
     title, *table = result_lines(trainer, ROW)
     assert title == "hypergrid, 1,500 steps of 8, seed 0"
+    objects = "(1, 0), score 0.6000", "(0, 1), score 0.6000", "(0, 0), score 0.6000"
     assert values(table) == {
         "total variation, policy to target": "0.1235 (exact)",
         "Jensen-Shannon distance": "0.2000 (exact)",
         "log Z": "2.500, true 2.451 (+0.049)",
         "modes found": "3 of 4 (75%)",
         "mean score of the best 100": "0.5555",
+        **dict(zip(("best object", "second", "third"), objects, strict=True)),
+        "different rows in 1,000 draws": "0.7%",
+        "mean age of a draw": "0.0 steps",
         "distinct reward calls": "36 of 12,000",
         "wall time": "10.0 s",
         "rollout": "4.0 s (40%)",

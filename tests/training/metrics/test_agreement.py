@@ -51,7 +51,7 @@ def test_correlations_by_hand() -> None:
 
 def test_accuracy_by_hand() -> None:
     assert accuracy(torch.tensor([0.1, 0.3]), 0.4) == pytest.approx(0.5)
-    assert accuracy(torch.tensor([0.5, 0.7]), 0.4) == 1.0  # better than the target is no better
+    assert accuracy(torch.tensor([0.5, 0.7]), 0.4) == pytest.approx(1.5)  # above 1
     weighted = accuracy(torch.tensor([0.1, 0.3]), 0.4, torch.tensor([0.75, 0.25]).double())
     assert weighted == pytest.approx(0.15 / 0.4)
     assert math.isnan(accuracy(torch.zeros(2), 0.0))

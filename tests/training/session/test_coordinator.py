@@ -58,7 +58,7 @@ def test_progress_is_that_of_all_ranks():
     shown = members[0].describe(trainers[0], 1.25)
     calls = sum(trainer.discovery.calls for trainer in trainers)
     modes = "|".join(str(trainer.discovery.modes_found) for trainer in trainers)
-    assert shown == f"loss 1.250, modes {modes} of 4, {calls} reward calls"
+    assert shown == f"modes {modes} of 4, {calls} reward calls, loss 1.250"
 
 
 def test_news_is_told_now_and_then(monkeypatch):

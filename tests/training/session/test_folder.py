@@ -162,7 +162,7 @@ def test_the_bar_shows_how_training_stands(capsys, monkeypatch):
     shown = capsys.readouterr().err
     assert "\r" in shown
     assert "5/10" in shown
-    assert f"log Z {trainer.log_z:.2f}, modes " in shown
+    assert f"], modes {trainer.discovery.modes_found}/4, 40 reward calls, loss " in shown
 
 
 def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
@@ -176,9 +176,9 @@ def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
     with progress(trainer, describe_progress, disable=True) as advance:  # as on other ranks
         advance(1.0)
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(r"5/10 steps \[\d\d:\d\d<\d\d:\d\d, +[\d.]+\w+/\w+, ", line)
+    assert re.match(r"5/10 steps \[\d\d:\d\d<\d\d:\d\d, +[\d.]+\w+/\w+\], ", line)
     found = trainer.discovery.modes_found
-    told = f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {found}/4, 40 reward calls]"
+    told = f"], modes {found}/4, 40 reward calls, loss {loss:.3f}, log Z {trainer.log_z:.2f}"
     assert line.endswith(told)
     monkeypatch.setattr(module, "LINE_EVERY", 0.0)
     take(trainer, 3)
@@ -190,12 +190,12 @@ def test_progress_is_told_by_what_is_known():
     trainer = trained(RNA, 2)
     tally = trainer.discovery
     assert describe_progress(trainer, 1.25) == (
-        f"loss 1.250, log Z {trainer.log_z:.2f}, modes {tally.modes_found}, "
-        f"best 100 {tally.top_score:.3f}, 16 reward calls"
+        f"modes {tally.modes_found}, 16 reward calls, best 100 {tally.top_score:.3f}, loss 1.250, "
+        f"log Z {trainer.log_z:.2f}"
     )
     trainer = trained(WARM_GRID, 1)
     found = trainer.discovery.modes_found
-    assert describe_progress(trainer, 2.0).endswith(f"modes {found}/4, 8 reward calls")
+    assert describe_progress(trainer, 2.0).startswith(f"modes {found}/4, 8 reward calls, ")
 
 
 def test_a_missing_logger_is_named(monkeypatch):
