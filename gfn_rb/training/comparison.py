@@ -13,6 +13,7 @@ import numpy as np
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
 from gfn_rb.training.config import flat
+from gfn_rb.training.rules import nearest
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import printable, read_json, read_metrics
 
@@ -21,9 +22,9 @@ USUAL = (
     *("modes_found", "total_variation", "accuracy", "spearman", "log_z_gap"),
     *("top_100_score", "loss"),
 )
-# Options that change nothing of what is learnt.
+# Options that change nothing of what is learnt until some reward call.
 _BESIDE = {
-    *("seed", "threads", "eval_every", "checkpoint_every", "patience"),
+    *("seed", "steps", "threads", "eval_every", "checkpoint_every", "patience"),
     *("format", "metrics", "metrics.samples", "metrics.backward"),
 }
 _MAX_CALLS = 2**53  # beyond which doubles leave out whole numbers
@@ -62,7 +63,7 @@ class FinishedRun(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """Runs that differ in their seed alone."""
+    """Runs that differ in their seed and their length alone."""
 
     label: str
     runs: list[FinishedRun]
@@ -80,6 +81,7 @@ class Comparison(NamedTuple):
     calls: int
     metrics: list[str]
     configurations: list[Configuration]
+    ignored: list[str]  # runs left out, and why
 
     @property
     def title(self) -> str:
@@ -123,7 +125,8 @@ def compare_runs(
                 f"runs must be of one environment, got {first.config['env']!r} in {first.path} "
                 f"and {run.config['env']!r} in {run.path}"
             )
-    shortest = min(runs, key=lambda run: run.calls)
+    configurations, ignored = _grouped(runs)
+    shortest = min((run for each in configurations for run in each.runs), key=lambda run: run.calls)
     if calls is not None and not 0 < calls <= shortest.calls:
         raise ArgumentError(
             f"calls must be in [1, {shortest.calls}], as many as {shortest.path} took, got {calls}"
@@ -131,9 +134,10 @@ def compare_runs(
     for metric in metrics:
         for run in runs:
             if not run.has(metric):
+                measured = [*filter(run.has, run.columns)]
                 raise ArgumentError(
-                    f"metrics must be among {', '.join(filter(run.has, run.columns))}, which "
-                    f"{run.path} measured, got {metric!r}"
+                    f"metrics must be among {', '.join(measured)}, which {run.path} measured, got "
+                    f"{metric!r}{nearest(metric, measured)}"
                 )
     usual = [
         metric
@@ -142,7 +146,7 @@ def compare_runs(
         and any(np.nan_to_num(run.columns[metric]).any() for run in runs)
     ]
     env, chosen = printable(first.config["env"]), [*metrics] or usual[:3]
-    return Comparison(env, calls or shortest.calls, chosen, _grouped(runs))
+    return Comparison(env, calls or shortest.calls, chosen, configurations, ignored)
 
 
 def read_run(path: Path) -> FinishedRun:
@@ -167,20 +171,28 @@ def read_run(path: Path) -> FinishedRun:
     return FinishedRun(path, {**config, "ranks": n_ranks}, columns)
 
 
-def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
-    """Put the seeds of one configuration together, named by what sets it apart."""
-    groups: dict[str, list[FinishedRun]] = {}
+def _grouped(runs: Sequence[FinishedRun]) -> tuple[list[Configuration], list[str]]:
+    """Put the seeds of one configuration together, named by what sets it apart.
+
+    Of several runs of one seed the longest counts. The others are named.
+    """
+    longest: dict[tuple[str, str], FinishedRun] = {}
+    keys = []
     for run in runs:
         own = {name: value for name, value in run.config.items() if name not in _BESIDE}
-        same = groups.setdefault(json.dumps(own, sort_keys=True), [])
-        for other in same:
-            if other.config.get("seed") == run.config.get("seed"):
-                raise ArgumentError(
-                    f"runs must differ in an option or in their seed, got {other.path} and "
-                    f"{run.path}, both of seed {run.config.get('seed')}"
-                )
-        same.append(run)
-    configs = [same[0].config for same in groups.values()]
+        key = json.dumps(own, sort_keys=True), json.dumps(run.config.get("seed"))
+        longest[key] = max(longest.get(key, run), run, key=lambda each: each.calls)
+        keys.append(key)
+    ignored = [
+        f"{run.path}, which repeats seed {key[1]} of {longest[key].path}"
+        for run, key in zip(runs, keys, strict=True)
+        if run is not longest[key]
+    ]
+    groups: dict[str, list[FinishedRun]] = {}
+    for (own_options, _), run in longest.items():
+        groups.setdefault(own_options, []).append(run)
+    pooled = [*groups.values()]
+    configs = [same[0].config for same in pooled]
     names = dict.fromkeys(name for config in configs for name in config if name not in _BESIDE)
     differing = [name for name in names if len({repr(c.get(name)) for c in configs}) > 1]
 
@@ -188,7 +200,7 @@ def _grouped(runs: Sequence[FinishedRun]) -> list[Configuration]:
         differences = ", ".join(f"{name}={config.get(name)}" for name in differing)
         return printable(differences or config["env"])
 
-    return [Configuration(label(same[0].config), same) for same in groups.values()]
+    return [Configuration(label(same[0].config), same) for same in pooled], ignored
 
 
 def _read_columns(path: Path) -> Columns:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from gfn_rb.checkpoint.atomic import published
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.shapes import Float64
+from gfn_rb.training.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    finish,
+    panel_grid,
+    write_figure,
+)
 from gfn_rb.training.metrics import ExactFit
 from gfn_rb.training.trainer import Row, Trainer
-
-# Distinct with any kind of colour vision (Okabe and Ito 2008).
-BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-GREY = "#767676"
-
-_COLUMNS = {1: 1, 2: 2, 4: 2, 7: 4, 8: 4}  # of panels, by their number; 3 for others
-_WIDTH, _HEIGHT = 5.4, 4.5  # of a panel, inches
-_LINE = 0.3  # height of a line of the headline, inches
 
 
 class OtherRanks(NamedTuple):
@@ -117,7 +116,7 @@ def draw_rewards(axes: Axes, data: ReportData) -> None:
     axes.set_xlabel(label)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    _finish(axes, title, "share with at least this")
+    finish(axes, title, "share with at least this")
 
 
 def draw_log_z(axes: Axes, data: ReportData) -> None:
@@ -190,7 +189,7 @@ def _draw_curves(
         axes.set_ylim(bottom=0)
     elif curves is AGREEMENT:
         axes.axhline(1, color=GREY, linestyle=":")
-    _finish(axes, title, ylabel)
+    finish(axes, title, ylabel)
 
 
 def _mode_mass(fit: ExactFit) -> Float64[Tensor, "modes"]:
@@ -203,16 +202,13 @@ def _mode_mass(fit: ExactFit) -> Float64[Tensor, "modes"]:
 
 def write_report(path: Path, data: ReportData) -> None:
     """Draw the report of a run and write it as PNG; the file appears when it is complete."""
-    # Glyphs without hinting take less time, and look the same at this size.
-    with published(path) as stream, rc_context({"text.hinting": "none"}):
-        # Half of the time, for a tenth of the size.
-        draw_report(data).savefig(stream, format="png", pil_kwargs={"compress_level": 1})
+    write_figure(path, draw_report(data))
 
 
 def draw_report(data: ReportData) -> Figure:
     """Return the report of a run."""
     panels = chosen_panels(data)
-    figure, each = _panel_grid(len(panels), _headline(data))
+    figure, each = panel_grid(len(panels), _headline(data))
     for axes, draw in zip(each, panels, strict=True):
         draw(axes, data)
         axes.legend(loc="best", frameon=False)
@@ -232,34 +228,3 @@ def _headline(data: ReportData) -> str:
         f"{config.env}, {trainer.steps_done:,} steps of {config.batch_size}{ranks}, {replay}, "
         f"seed {config.seed}{', no mode found yet' if without else ''}"
     )
-
-
-def _panel_grid(n: int, headline: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure of ``n`` panels below a wrapped headline."""
-    n_columns = _COLUMNS.get(n, 3)
-    n_rows = -(-n // n_columns)
-    title = textwrap.wrap(headline, int(7 * _WIDTH * n_columns))  # 7 letters per inch
-    width, above = _WIDTH * n_columns, _LINE * len(title)
-    height = _HEIGHT * n_rows + above
-    figure = Figure(figsize=(width, height), dpi=110)
-    # Fixed margins, in inches: matplotlib's layout engines take half of a short run's time.
-    figure.subplots_adjust(
-        left=0.9 / width, right=1 - 0.2 / width, wspace=0.25, hspace=0.35,
-        top=1 - (0.5 + above) / height, bottom=0.65 / height,
-    )  # fmt: skip
-    figure.suptitle("\n".join(title), fontsize=13, fontweight="bold", y=1 - 0.1 / height)
-    return figure, [figure.add_subplot(n_rows, n_columns, 1 + i) for i in range(n)]
-
-
-def _finish(axes: Axes, title: str, ylabel: str) -> None:
-    """Label a panel, and draw its grid."""
-    axes.set_title(title, fontsize=12, loc="left", y=1)
-    axes.set_ylabel(ylabel)
-    # At fixed places, as the title: or matplotlib measures all ticks again to place them.
-    axes.xaxis.set_label_coords(0.5, -0.09)
-    axes.yaxis.set_label_coords(-0.16, 0.5)
-    if axes.get_yscale() == "linear":
-        axes.locator_params(axis="y", nbins=4)
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -74,12 +74,16 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 def check_name(name: str, value: Any, known: Collection[str]) -> None:
     """Check that a value is among known names; the error tells which one is near."""
-    plain = {name.lower(): name for name in known}
-    word = value[:80].lower().replace("-", "_") if isinstance(value, str) else ""
-    near = [plain[name] for name in get_close_matches(word, plain, 1)]
-    hint = f": did you mean {near[0]}?" if near else ""
     if not isinstance(value, str) or value not in known:
+        hint = nearest(value, known)
         raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r:.80}{hint}")
+
+
+def nearest(value: Any, known: Collection[str]) -> str:
+    """Return the end of a message: the known name that is most like a wrong one, if any is."""
+    plain = {name.lower(): name for name in known}
+    near = get_close_matches(str(value)[:80].lower().replace("-", "_"), plain, 1)
+    return f": did you mean {plain[near[0]]}?" if near else ""
 
 
 def check_plain(name: str, value: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli.tables import aligned_lines
 from gfn_rb.training.comparison import compare_runs
+from gfn_rb.training.figures import draw_comparison, write_figure
 
 ENV = "my.module:MyConfig"
 
@@ -86,6 +87,36 @@ def test_labels_name_all_that_differs(tmp_path):
     ]
 
 
+def test_runs_of_other_lengths_are_pooled_and_repeated_seeds_left_out(runs, tmp_path):
+    a, b, c = runs
+    longer = write_run(tmp_path / "d", rows(20, 0.1, (0, 100, 300)), seed=0, steps=9)
+    comparison = compare_runs([a, b, c, longer, b])
+    same, other = comparison.configurations
+    assert [run.path for run in same.runs] == [longer, b]
+    assert [run.path for run in other.runs] == [c]
+    assert comparison.calls == 200
+    expected = f"{a}, which repeats seed 0 of {longer}", f"{b}, which repeats seed 1 of {b}"
+    assert comparison.ignored == [*expected]
+    assert compare_runs(runs).ignored == []
+
+
+def test_a_comparison_is_drawn(runs, tmp_path):
+    comparison = compare_runs(runs, ["modes_found", "total_variation"])
+    modes, _ = draw_comparison(comparison).axes
+    rank, softmax = (line.get_xydata() for line in modes.get_lines())
+    assert [line.get_label() for line in modes.get_lines()] == [
+        "draw=rank (2 seeds)",
+        "draw=softmax",
+    ]
+    assert rank[-1].tolist() == [200, 11]
+    assert softmax[-1].tolist() == [200, 20]
+    band = modes.collections[0].get_paths()[0].vertices
+    assert {10.0, 12.0} <= {*band[band[:, 0] == 200, 1]}
+    for name in ("plot.png", "plot.pdf", "plot.svg"):
+        write_figure(tmp_path / name, draw_comparison(comparison))
+        assert (tmp_path / name).stat().st_size > 5000
+
+
 def test_of_several_ranks_calls_are_summed_and_the_rest_averaged(tmp_path):
     run = write_run(tmp_path / "a", [rows(10, 0.2), rows(20, 0.4)[:2]], ranks=3)
     comparison = compare_runs([run], ["modes_found"])
@@ -120,7 +151,6 @@ def test_what_cannot_be_compared_is_named_in_one_line(runs, tmp_path):
     assert refused() == "runs must be at least one folder, got none"
     assert refused(tmp_path).startswith("run must be a folder that holds a config.json, got ")
     assert refused(a, other).endswith(f"got {ENV!r} in {a} and 'tfbind8' in {other}")
-    assert refused(a, c, a).endswith(f"in their seed, got {a} and {a}, both of seed 0")
     assert refused(a, b, metrics=["mine"]).endswith(f"time_total, which {a} measured, got 'mine'")
     for calls in (0, 201):
         why = f"calls must be in [1, 200], as many as {a} took, got {calls}"

@@ -79,7 +79,9 @@ def _attempt(arguments: Sequence[str] | None) -> int:
         return _complain(f"{error.name} is not installed: {hint}", _FAILURE)
     except KeyboardInterrupt:
         return _complain("interrupted", _INTERRUPTED)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, MemoryError) or "memory" in str(error):  # torch raises RuntimeError
+            return _complain(f"not enough memory: {printable(error):.200}", _FAILURE)
         sys.excepthook(*sys.exc_info())
         end_process(_FAILURE)
         raise

@@ -87,19 +87,33 @@ def inspect(path: Path, /) -> int:
 
 
 def compare(
-    runs: tuple[Path, ...], /, *, metrics: tuple[str, ...] = (), calls: int | None = None
+    runs: tuple[Path, ...],
+    /,
+    *,
+    metrics: tuple[str, ...] = (),
+    calls: int | None = None,
+    plot: Path | None = None,
 ) -> int:
-    """Compare runs of one environment: seeds of one configuration are averaged.
+    """Compare runs of one environment; seeds of one configuration are averaged.
 
     Args:
         runs: Folders of the runs.
         metrics: Columns of metrics.csv to compare by. Default: three that are usual.
         calls: Reward calls after which to compare. Default: those of the shortest run.
+        plot: Picture to draw the metrics into: a .png, .pdf or .svg file. Default: none.
     """
+    if plot is not None and plot.suffix not in (".png", ".pdf", ".svg"):
+        raise ArgumentError(f"plot must end in .png, .pdf or .svg, got {plot}")
     with importing():
         from gfn_rb.training.cli.tables import aligned_lines
         from gfn_rb.training.comparison import compare_runs
     comparison = compare_runs(runs, metrics, calls)
+    for run in comparison.ignored:
+        print(f"gfn-rb: ignored {run}", file=sys.stderr)
+    if plot is not None:
+        from gfn_rb.training.figures import draw_comparison, write_figure
+
+        write_figure(plot, draw_comparison(comparison))
     print(comparison.title, *aligned_lines(comparison.rows()), sep="\n")
     return 0
 

@@ -194,7 +194,12 @@ def test_runs_are_compared(capsys):
     out = capsys.readouterr().out
     assert "hypergrid after 20 reward calls" in out
     assert "spearman" in out
-    assert refusal(capsys, "compare", "run1", "run1")[0] == 2
+    assert main(["compare", "run1", "run1", "--plot", "plot.png"]) == 0
+    assert "gfn-rb: ignored run1, which repeats seed 1 of run1\n" in capsys.readouterr().err
+    assert Path("plot.png").stat().st_size > 5000
+    line = "gfn-rb: plot must end in .png, .pdf or .svg, got plot.gif"
+    assert refusal(capsys, "compare", "run1", "--plot", "plot.gif") == (2, line)
+    assert refusal(capsys, "compare", "run1", "--metrics", "modes")[1].endswith("mean modes_found?")
 
 
 @pytest.mark.parametrize(
@@ -299,6 +304,13 @@ def test_the_environment_stands_before_or_after_its_options(words, monkeypatch):
     monkeypatch.setattr(launch, "train", made.append)
     assert main(["train", *words.split()]) == 0
     assert (made[0].env, made[0].steps, made[0].hidden) == ("tfbind8", 3, (8, 4))
+
+
+def test_too_little_memory_is_named(capsys):
+    words = "train tfbind8 --replay trajectories --capacity 1000000000000000 --steps 1"
+    code, line = refusal(capsys, *words.split())
+    assert code == 1
+    assert line.startswith("gfn-rb: not enough memory: ")
 
 
 @pytest.mark.parametrize("env", CONFIGS)
