@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
 from gfn_rb.arguments import as_count, kind_of
-from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.base import Container
@@ -276,6 +278,31 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         limiter = self.rate_limiter
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
         return in_turn and super().can_sample(batch_size)
+
+    def wait_until_sampleable(
+        self,
+        min_items: int | None = None,
+        timeout: float | None = None,
+        cancel_event: Any = None,
+    ) -> bool:
+        """Wait until a batch can be drawn. TorchRL after 0.14.1 calls it in ``sample(wait=True)``.
+
+        Args:
+            min_items: number of rows. Default: the batch size of the buffer.
+            timeout: longest wait in seconds; None for no limit.
+            cancel_event: event, such as a ``threading.Event``, that ends the wait; None for none.
+
+        Returns:
+            Whether a batch can be drawn; False after the timeout or the event.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        pause, longest = PAUSES
+        while not self.can_sample(min_items):  # no condition wakes waits for another process
+            if time.monotonic() >= end or (cancel_event is not None and cancel_event.is_set()):
+                return False
+            time.sleep(min(pause, max(end - time.monotonic(), 0)))
+            pause = min(2 * pause, longest)
+        return True
 
     @property
     def policy_version(self) -> int:

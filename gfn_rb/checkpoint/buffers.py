@@ -38,7 +38,9 @@ _STATE: Rules = {
     "consume_after_n_samples": COUNT + NONE,
     "prefetch": COUNT,
     "queue": (tuple,),
+    "draws": MAPPING + NONE,
 }
+_DRAWS: Rules = {"sample_calls": COUNT, "samples_returned": COUNT}
 
 
 @contextmanager
@@ -137,10 +139,12 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
         "consume_after_n_samples": compat.consume_after_n_samples(rb),
         "prefetch": compat.prefetch_capacity(rb),
         "queue": queue,
+        "draws": compat.draw_counters(rb),
     }
 
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
+    state.setdefault("draws", None)  # of older files
     parts.require("state of the buffer", state, _STATE)
     expect("number of members", state["members"], len(_members(rb)))
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
@@ -149,6 +153,8 @@ def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
         parts.try_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
     compat.check_prefetch(rb, state["queue"])
+    if state["draws"] is not None:
+        parts.require("draws of the buffer", state["draws"], _DRAWS)
     if not (state["batch_size"] or state["batch_size"] is None):
         raise CheckpointCorruptError("the batch size of the buffer is 0")
     parts.try_generator(compat.generator_of(rb), state["generator"])
@@ -170,3 +176,5 @@ def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
             rb.set_rng(generator := torch.Generator(saved["device"]))
         generator.set_state(saved["state"])
     compat.restore_prefetch(rb, state["queue"])
+    if state["draws"] is not None:
+        compat.set_draw_counters(rb, state["draws"])

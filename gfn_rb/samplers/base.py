@@ -83,6 +83,9 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     """
 
     _parameters: ClassVar[tuple[str, ...]] = ()
+    # TorchRL after 0.14.1 copies such a sampler into the workers of a DataLoader: draws depend on
+    # parameters and rows alone, and a copy notices what other processes write.
+    requires_shared_state = False
 
     def __init__(
         self,

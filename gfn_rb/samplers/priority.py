@@ -72,6 +72,11 @@ class PrioritySampler(KeySampler):
         n_late: number of late priorities so far.
     """
 
+    @property
+    def requires_shared_state(self) -> bool:  # type: ignore[override]
+        """Whether copies in other processes draw by other priorities: without ``key``."""
+        return self.key is None
+
     alpha = Parameter(_AT_LEAST_0, _is_at_least_0)
     eps = Parameter(_AT_LEAST_0, _is_at_least_0)
     beta = Parameter(_AT_LEAST_0, _is_at_least_0, of_draws=False)

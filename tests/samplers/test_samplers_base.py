@@ -3,9 +3,11 @@
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.utils.data import DataLoader
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.scheduler import LinearScheduler
 
+from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.samplers import (
     PrioritySampler,
@@ -90,3 +92,31 @@ def test_foreign_state_and_repr(kind):
         sampler.load_state_dict({**sampler.state_dict(), "key": "other"})
     values = ", ".join(f"{name}={value!r}" for name, value in sampler.state_dict().items())
     assert repr(sampler) == f"{kind.__name__}({values}, replacement='auto')"
+
+
+@pytest.mark.skipif(not hasattr(TensorDictReplayBuffer, "as_dataset"), reason="of TorchRL 0.14.1")
+@pytest.mark.parametrize(
+    "sampler",
+    [SoftmaxRewardSampler(), RankRewardSampler(), QuantileRewardSampler(), PrioritySampler("loss")],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_workers_of_a_data_loader_draw_from_what_is_stored_now(sampler):
+    rb = fifo_buffer(50, sampler=sampler, batch_size=8, generator=torch.Generator())
+    rb.extend(numbered(50, 0.0))
+    options = {"num_workers": 1, "batch_size": None, "multiprocessing_context": "fork"}
+    batches = iter(DataLoader(rb.as_dataset(), collate_fn=lambda x: x, **options))
+    assert (next(batches)["log_reward"] < 50).all()
+    rb.extend(numbered(50, 100.0))
+    newest = [next(batches)["log_reward"] for _ in range(20)][-1]
+    assert (newest >= 100).all()
+
+
+def test_a_sampler_that_holds_priorities_is_not_copied_into_workers():
+    assert PrioritySampler().requires_shared_state
+    assert not PrioritySampler("loss").requires_shared_state
+    assert not SoftmaxRewardSampler().requires_shared_state
+
+
+def numbered(n, start):
+    number = torch.arange(start, start + n)
+    return TensorDict({"log_reward": number, "loss": torch.ones(n)}, [n])
