@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import wraps
 from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -72,8 +73,19 @@ def assert_on_device(condition: Tensor, message: str) -> None:
 
 
 def outside_graph(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Have ``torch.compile`` leave a function as it is (``torch.compiler.disable``, untyped)."""
-    return torch.compiler.disable(function)
+    """Have ``torch.compile`` leave a function as it is (``torch.compiler.disable``, untyped).
+
+    It also leaves ``torch.inference_mode``: tensors made there could not be written to later.
+    """
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return torch.compiler.disable(call)
 
 
 def as_plain(tensor: Tensor) -> Tensor:
@@ -419,6 +431,12 @@ def drop_prefetched(storage: Storage) -> None:
         if rb._prefetch and rb._futures_lock.acquire(blocking=False):
             rb._prefetch_queue.clear()
             rb._futures_lock.release()
+
+
+def clear_prefetched(rb: ReplayBuffer) -> None:
+    """Drop all batches that a buffer has drawn ahead (``_clear_prefetch_queue_locked``)."""
+    with rb._futures_lock:
+        rb._clear_prefetch_queue_locked()
 
 
 def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:

@@ -17,7 +17,7 @@ from torchrl.envs.transforms import Transform
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
-from gfn_rb.buffers.replay_buffer import GFNReplayBuffer, Readable
+from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, Readable
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import joined, require_alike
@@ -30,7 +30,7 @@ from gfn_rb.sharing import WriteLock
 _TAGS = frozenset((INDEX, BUFFER_ID, DRAW_LOG_PROB))
 
 
-class MergedReplayBuffer(Readable, ReplayBufferEnsemble):
+class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
     """Several buffers that return batches as if they were one.
 
     ``sample(n)`` draws row by row and returns a flat batch of exactly n rows, in the order of
@@ -232,10 +232,10 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble):
     # Members.
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Return what the ensemble returns, and the sums of its members' statistics."""
+        """Return what the ensemble returns, and the sums of the counts of members that count."""
         counted = (rb for rb in self._rbs if isinstance(rb, GFNReplayBuffer) and rb.counts_rows)
         statistics = [rb.statistics for rb in counted]
-        return {**super().stats(), **total(statistics)}
+        return {**super().stats(), **(total(statistics) if statistics else {})}
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Update the priorities of drawn rows in their members.

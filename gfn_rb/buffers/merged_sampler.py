@@ -95,6 +95,7 @@ class MergedSampler(SamplerEnsemble):
         alike = all(keys == kinds[0] for keys in kinds)
         return not alike and not all(LOG_REWARD in keys for keys in kinds)
 
+    @compat.outside_graph
     def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
         """Draw a batch of rows.
 
@@ -112,6 +113,7 @@ class MergedSampler(SamplerEnsemble):
             return self._stacked(storage, batch_size)
         return self._by_member(compat.member_storages(storage), batch_size)
 
+    @compat.outside_graph
     def log_probs(self, storage: StorageEnsemble) -> Float64[Tensor, "rows"]:
         """Return the log-probability of every row of all members, each taken as a single draw.
 

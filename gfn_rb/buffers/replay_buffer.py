@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import Sampler
 
 from gfn_rb.arguments import as_count, kind_of
 from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
@@ -22,13 +23,38 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_laid_out, storage_device
-from gfn_rb.torchrl_compat import outside_graph, replay_lock, write_lock
+from gfn_rb.torchrl_compat import clear_prefetched, outside_graph, replay_lock, write_lock
 
 if TYPE_CHECKING:
     from gfn_rb.buffers.summary import BufferSummary
 
 
-class _TrackedWrites(ReplayBuffer):
+class DrawsAhead(ReplayBuffer):
+    """A replay buffer whose prefetched batches are always draws from its present content.
+
+    Classes that draw rows inherit from it after the TorchRL class that it amends.
+    """
+
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw a batch. A batch of another size than the buffer's is never drawn ahead."""
+        if not self._prefetch or batch_size in (None, self._batch_size):
+            return super().sample(batch_size, return_info)
+        rows, info = self._sample(batch_size)
+        return (rows, info) if return_info else rows
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Replace the sampler, and return the former one."""
+        former = super().set_sampler(sampler)
+        clear_prefetched(self)
+        return former
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Remove all rows."""
+        super().empty(empty_write_count)
+        clear_prefetched(self)
+
+
+class _TrackedWrites(DrawsAhead):
     """Counts rows as they are about to be written, after all transforms.
 
     ``TensorDictReplayBuffer`` hands rows on to the class that follows it in the order of
@@ -339,9 +365,10 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             empty_write_count: whether to reset the counts of rows too.
         """
         with replay_lock(self), write_lock(self):
-            super().empty(empty_write_count)
+            super(DrawsAhead, self).empty(empty_write_count)
             if empty_write_count:
                 self.statistics.empty()
+        clear_prefetched(self)  # after the locks, which a batch that is being drawn waits for
 
 
 def _rows(data: Any) -> TensorDictBase:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tensordict import NestedKey
+from tensordict import NestedKey, lazy_stack
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -128,6 +128,7 @@ class GroupSampler(KeySampler):
         log_prob = log_prob.repeat_interleave(k) + of_row
         return slot, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
 
+    @outside_graph
     def log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:
         """Return the log-probability of every stored row: of its group, times that within it.
 
@@ -240,7 +241,9 @@ class GroupSampler(KeySampler):
             number = np.arange(len(groups.size))
         elif rows.shape[0]:
             rows, groups.changed = rows.unique(), []
-            columns = self._synced.read(storage.get(rows))
+            written = storage.get(rows)
+            written = lazy_stack(written) if isinstance(written, list) else written
+            columns = self._synced.read(written)
             groups.write(rows, groups.prepare(columns), stored)
             number = np.unique(np.concatenate(groups.changed))
         else:

@@ -156,6 +156,7 @@ class PrioritySampler(KeySampler):
 
     # Priorities.
 
+    @compat.outside_graph
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Record that rows were written, -1 for a rejected one."""
         if storage is not None:
@@ -250,6 +251,7 @@ class PrioritySampler(KeySampler):
             is_known, compat.UNKNOWN_GENERATION
         )
 
+    @compat.outside_graph
     def _empty(self) -> None:
         self._column.clear()
 

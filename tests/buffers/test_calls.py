@@ -38,7 +38,7 @@ def calls_of(work):
     ("options", "most"),
     [
         ({}, 70),
-        ({"unique": "state"}, 94),
+        ({"unique": "state"}, 95),
         ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 128),
     ],
     ids=["plain", "unique", "unique and narrow"],

@@ -169,6 +169,31 @@ def test_transforms_of_members_and_of_the_whole():
     assert rb.sample(1)["y"].tolist() == [1]
 
 
+@pytest.mark.parametrize("kind", [ReplayBufferEnsemble, MergedReplayBuffer])
+@pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
+def test_a_member_of_fewer_rows_than_its_share_repeats_them(kind, options):
+    small, large = reward_prioritized_buffer(8), reward_prioritized_buffer(8)
+    small.extend(rows([0.0]))  # draws with replacement, the other without
+    large.extend(rows([0.0] * 8))
+    rb = kind(small, large, **options)
+    for _ in range(8):
+        batch = rb.sample(8)
+        assert batch.batch_size == (2, 4)
+        p = torch.tensor([1.0, 1 / 8])[batch["index", "buffer_ids"]]
+        torch.testing.assert_close(batch["draw_log_prob"].exp(), p.expand_as(batch["log_reward"]))
+
+
+def test_counts_of_members_that_count_none_are_absent():
+    rb = merged(LOG_REWARDS)
+    rb.sample(4)
+    assert "drawn" not in rb.stats()
+    counted = reward_prioritized_buffer(4, statistics=True)
+    counted.extend(rows([0.0]))
+    rb = MergedReplayBuffer(counted, member([]))
+    rb.sample(4)
+    assert rb.stats()["drawn"] == 4
+
+
 @pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
 def test_torchrls_own_arguments_stack_batches(options):
     rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), **options)
