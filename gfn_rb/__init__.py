@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         terminating_state_buffer,
         transition_buffer,
     )
-    from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+    from gfn_rb.checkpoint import load_checkpoint, open_buffer, save_checkpoint
     from gfn_rb.containers import States, Trajectories, Transitions
     from gfn_rb.interop.experience import ExperienceMemory
     from gfn_rb.page import view
@@ -63,6 +63,7 @@ __all__ = [
     "diverse_buffer",
     "fifo_buffer",
     "load_checkpoint",
+    "open_buffer",
     "reward_prioritized_buffer",
     "save_checkpoint",
     "state_buffer",
@@ -76,7 +77,7 @@ __getattr__ = lazy_exports(
     buffers="CompactRows MergedReplayBuffer PackTrajectories diverse_buffer"
     " fifo_buffer reward_prioritized_buffer state_buffer terminating_state_buffer"
     " transition_buffer",
-    checkpoint="load_checkpoint save_checkpoint",
+    checkpoint="load_checkpoint open_buffer save_checkpoint",
     containers="States Trajectories Transitions",
     page="view",
     ragged="RaggedStorage",

@@ -14,6 +14,22 @@ from gfn_rb.errors import ArgumentError
 _MOST = 2**63 - 1
 
 
+class KeepsArguments:
+    """Keeps the arguments of its constructor, from which an equal object can be made.
+
+    Attributes:
+        constructor_arguments: positional arguments, and others by name.
+    """
+
+    constructor_arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an object that keeps its arguments."""
+        made = super().__new__(cls)
+        made.__dict__["constructor_arguments"] = (args, kwargs)  # before nn.Module is set up
+        return made
+
+
 def shown(value: Any) -> str:
     """Return a value's text on one line, at most 80 characters."""
     return " ".join(repr(value).split())[:80]

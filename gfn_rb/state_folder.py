@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gfn_rb.arguments import KeepsArguments
 from gfn_rb.errors import CheckpointMismatchError
 
 _FILE = "state.pt"
@@ -28,7 +29,7 @@ def require_count(name: str, value: Any) -> None:
         raise CheckpointMismatchError(f"{name} of the state is {value!r:.80}, expected a count")
 
 
-class StateInFolder:
+class StateInFolder(KeepsArguments):
     """Gives a part of a buffer ``dumps`` and ``loads``, made of its ``state_dict``."""
 
     def dumps(self: Any, path: str | Path) -> None:

@@ -25,6 +25,7 @@ from torchrl.data.replay_buffers.storages import (
 )
 
 from gfn_rb import torchrl_compat as compat
+from gfn_rb.arguments import KeepsArguments
 from gfn_rb.errors import ShapeError
 from gfn_rb.shapes import Int64, Rows
 
@@ -151,7 +152,7 @@ class RowTensorStorage(_RowAccess, LazyTensorStorage):
     """
 
 
-class EncodedStorage(RowTensorStorage):
+class EncodedStorage(KeepsArguments, RowTensorStorage):
     """A storage whose columns encode its rows, which are read and written through its methods."""
 
     @property

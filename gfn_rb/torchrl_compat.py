@@ -470,14 +470,6 @@ def consume_after_n_samples(rb: ReplayBuffer) -> int | None:
     return rb._consume_after_n_samples
 
 
-def set_batch_size(
-    rb: ReplayBuffer, batch_size: int | None, consume_after_n_samples: int | None
-) -> None:
-    """Restore what batches are like, which the constructor alone sets (``_batch_size``)."""
-    rb._batch_size = batch_size
-    rb._consume_after_n_samples = consume_after_n_samples
-
-
 # Ensembles.
 
 

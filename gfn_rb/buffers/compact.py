@@ -11,14 +11,17 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
+from gfn_rb.arguments import KeepsArguments
 from gfn_rb.containers import Trajectories, convert
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Shaped
 from gfn_rb.torchrl_compat import new_tensordict
+from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 from gfn_rb.writers.features import Features, ObjectColumns, Unique
 
 StateForm = Literal["narrow", "rebuild"]
@@ -51,7 +54,7 @@ class Environment(Protocol):
         """Raise unless states [n, *S] are states of this environment."""
 
 
-class CompactRows(Transform):
+class CompactRows(KeepsArguments, Transform):
     """Buffer transform that stores rows in as few bytes as an environment allows.
 
     Drawn rows equal added ones. "narrow" stores states, actions and lengths in the smallest integer
@@ -231,6 +234,16 @@ class CompactRows(Transform):
         # The writer appends the condition itself.
         read = Features(source)
         return torch.cat([read(whole.exclude(keys.CONDITION)) for whole in chunks])
+
+
+def measure_whole(writer: Writer, rows: CompactRows) -> None:
+    """Have a writer that was made for whole rows read compact ones."""
+    if isinstance(writer, DiversityWriter):
+        writer.measure(rows.features(writer.features))
+    elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
+        writer.identify(rows.identity(writer.unique))
+    if isinstance(writer, RewardPrioritizedWriter) and writer.group is not None:
+        writer.group_by(rows.identity(writer.group))
 
 
 def compact_rows_of(rb: ReplayBuffer | None) -> CompactRows | None:

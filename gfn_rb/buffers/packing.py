@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
+from gfn_rb.arguments import KeepsArguments
 from gfn_rb.buffers.compact import Environment
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.convert import resized
@@ -34,7 +35,7 @@ _FIELDS = (
 )
 
 
-class PackTrajectories(Transform):
+class PackTrajectories(KeepsArguments, Transform):
     """Transform that packs the frames of collector batches into whole trajectories, one per row.
 
     A TorchRL collector returns a number of steps at a time, whatever episodes they belong to. This

@@ -29,7 +29,7 @@ from gfn_rb.arguments import (
     require_flag,
     require_kind,
 )
-from gfn_rb.buffers.compact import CompactRows, StateForm
+from gfn_rb.buffers.compact import CompactRows, StateForm, measure_whole
 from gfn_rb.buffers.options import BufferOptions, with_options
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
@@ -350,12 +350,7 @@ def build(
         require_choice("compact", compact, get_args(StateForm))
         rows = CompactRows(env, compact)
         on_insertion.append(rows)
-        if isinstance(writer, DiversityWriter):
-            writer.measure(rows.features(writer.features))
-        elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
-            writer.identify(rows.identity(writer.unique))
-        if isinstance(writer, RewardPrioritizedWriter) and writer.group is not None:
-            writer.group_by(rows.identity(writer.group))
+        measure_whole(writer, rows)
     if on_insertion:
         parts["transform"] = PresetTransforms(*on_insertion[::-1])
     return GFNReplayBuffer(**parts)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gfn_rb.arguments import as_count
+from gfn_rb.arguments import KeepsArguments, as_count
 from gfn_rb.buffers.statistics import OFFERED
 from gfn_rb.errors import ArgumentError, RateLimitError
 from gfn_rb.shapes import Int64
@@ -16,7 +16,7 @@ from gfn_rb.shapes import Int64
 PAUSES = (0.0002, 0.01)  # seconds between two attempts: the first, and the longest
 
 
-class RateLimiter:
+class RateLimiter(KeepsArguments):
     """Keeps the number of drawn rows in proportion to the number of offered rows.
 
     It combines Reverb's ``SampleToInsertRatio`` and TorchRL's ``RateLimitedReplayBuffer``: both

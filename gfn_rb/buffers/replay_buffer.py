@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
 
-from gfn_rb.arguments import as_count, kind_of
+from gfn_rb.arguments import KeepsArguments, as_count, kind_of
 from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
@@ -152,7 +152,7 @@ class _TrackedWrites(DrawsAhead):
                 self._oldest = oldest
 
 
-class Readable:
+class Readable(KeepsArguments):
     """Methods of a replay buffer that show what it holds."""
 
     def best(self: Any, k: int = 10) -> TensorDictBase:

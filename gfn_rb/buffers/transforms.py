@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.envs.transforms import Compose, Transform
 
 from gfn_rb import keys
-from gfn_rb.arguments import as_count, kind_of
+from gfn_rb.arguments import KeepsArguments, as_count, kind_of
 from gfn_rb.containers import States, Trajectories, Transitions, convert
 from gfn_rb.containers.objects import object_states
 from gfn_rb.errors import ArgumentError, ShapeError
@@ -31,7 +31,7 @@ class PresetTransforms(Compose):
         return tensordict
 
 
-class RowTransform(Transform):
+class RowTransform(KeepsArguments, Transform):
     """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -95,6 +95,7 @@ class KeepTerminatingStates(RowTransform):
         if regenerate is not None and not callable(regenerate):
             raise ArgumentError(f"regenerate must be a callable or None, got {regenerate!r:.80}")
         self.regenerate = regenerate
+        self.constructor_arguments = (), {}  # no file can hold a rollout
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
         beside = keys.LOG_REWARD, keys.CONDITION, keys.POLICY_VERSION

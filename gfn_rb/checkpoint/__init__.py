@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from gfn_rb.checkpoint.changes import recover
     from gfn_rb.checkpoint.journal import Journal
+    from gfn_rb.checkpoint.opening import open_buffer
     from gfn_rb.codec.secret import Secret
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "inspect_checkpoint",
     "load_checkpoint",
     "load_state",
+    "open_buffer",
     "recover",
     "save_checkpoint",
     "save_state",
@@ -37,4 +39,5 @@ __getattr__ = lazy_exports(
     " save_state schedule_state",
     changes="recover",
     journal="Journal",
+    opening="open_buffer",
 )

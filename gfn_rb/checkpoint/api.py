@@ -90,8 +90,9 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Restore a replay buffer, and return the further values that were saved with it.
 
-    The contents of the buffer are replaced: rows, writer, sampler, transforms, batch size, random
-    generator and prefetched batches. The buffer then continues bit for bit like the saved one. The
+    The contents of the buffer are replaced: rows, random generator, prefetched batches, and the
+    state of writer, sampler and transforms. The buffer then continues bit for bit like the saved
+    one. Options of its constructor that are no state, such as ``batch_size``, stay as they are. The
     whole file is verified and compared with the buffer before the buffer changes. After an error,
     the buffer is unchanged.
 

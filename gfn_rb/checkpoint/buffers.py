@@ -17,6 +17,7 @@ from torchrl.data.replay_buffers.storages import ListStorage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint import parts
+from gfn_rb.checkpoint.description import description_of
 from gfn_rb.checkpoint.parts import COUNT, MAPPING, NONE, TEXT, Rules, expect
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError
@@ -39,6 +40,7 @@ _STATE: Rules = {
     "prefetch": COUNT,
     "queue": (tuple,),
     "draws": MAPPING + NONE,
+    "description": MAPPING + NONE,
 }
 _DRAWS: Rules = {"sample_calls": COUNT, "samples_returned": COUNT}
 
@@ -140,11 +142,13 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
         "prefetch": compat.prefetch_capacity(rb),
         "queue": queue,
         "draws": compat.draw_counters(rb),
+        "description": description_of(rb),
     }
 
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
-    state.setdefault("draws", None)  # of older files
+    for added in ("draws", "description"):  # which older files lack
+        state.setdefault(added, None)
     parts.require("state of the buffer", state, _STATE)
     expect("number of members", state["members"], len(_members(rb)))
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
@@ -170,11 +174,12 @@ def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
     parts.load_part(rb.sampler, state["sampler"])
     parts.load_part(rb.writer, state["writer"])
     rb.transform.load_state_dict(state["transform"])
-    compat.set_batch_size(rb, state["batch_size"], state["consume_after_n_samples"])
     if (saved := state["generator"]) is not None:
         if (generator := compat.generator_of(rb)) is None:
             rb.set_rng(generator := torch.Generator(saved["device"]))
         generator.set_state(saved["state"])
-    compat.restore_prefetch(rb, state["queue"])
+    # Batches of another size than the buffer draws are no use.
+    is_alike = state["batch_size"] == rb.batch_size
+    compat.restore_prefetch(rb, state["queue"] if is_alike else ())
     if state["draws"] is not None:
         compat.set_draw_counters(rb, state["draws"])

@@ -15,7 +15,7 @@ from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
 from torchrl.envs import EnvBase
 
 from gfn_rb import keys
-from gfn_rb.arguments import as_device, kind_of, require_kind
+from gfn_rb.arguments import KeepsArguments, as_device, kind_of, require_kind
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.numerics.flat import flat_rows, numbers_in_words
 from gfn_rb.shapes import (
@@ -43,7 +43,7 @@ class EnvOptions(TypedDict, total=False):
     device: torch.device | str | None
 
 
-class GFNEnv(EnvBase):
+class GFNEnv(KeepsArguments, EnvBase):
     """Base class of environments: a GFlowNet's state graph, and TorchRL's interface to it.
 
     The graph is acyclic, with one source and one sink. Every trajectory starts in the source, takes

@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import require_choice, require_flag
+from gfn_rb.arguments import KeepsArguments, require_choice, require_flag
 from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.keys import INDEX
@@ -26,7 +26,7 @@ from gfn_rb.writers.reward import RewardPrioritizedWriter
 from gfn_rb.writers.rows import DRAWN, RowLayout, check_slots, detached, tensors_of, write_run
 
 
-class FIFOWriter(TensorDictRoundRobinWriter):
+class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
     """A round-robin writer that keeps the newest items and checks rows before it writes.
 
     TorchRL's round-robin writer counts rows and writes some entries before it detects rows that
@@ -63,7 +63,7 @@ class FIFOWriter(TensorDictRoundRobinWriter):
     ) -> Any:
         """Make a writer, of another class where objects are unique or groups limited."""
         if unique is None and group is None and per_group is None and evict == "worst":
-            return super().__new__(cls)
+            return super().__new__(cls, on_duplicate=on_duplicate, **options)
         return UniqueFIFOWriter(
             unique, on_duplicate, group=group, per_group=per_group, evict=evict, **options
         )

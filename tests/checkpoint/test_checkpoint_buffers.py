@@ -210,7 +210,18 @@ def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path)
     assert target.sampler._rng is mine
     assert torch.equal(mine.get_state(), rb._rng.get_state())
     without = restored(rb, buffer(generator=None, batch_size=9), tmp_path)  # which gets one
-    assert without.sample().shape == (4,)
+    assert torch.equal(without._rng.get_state(), rb._rng.get_state())
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_the_batch_size_of_the_constructor_stays(batch_size, tmp_path):
+    rb = used(buffer(batch_size=4, prefetch=2 if batch_size else None))
+    target = restored(
+        rb, buffer(batch_size=batch_size, prefetch=2 if batch_size else None), tmp_path
+    )
+    assert target.batch_size == batch_size
+    if batch_size:
+        assert [len(target.sample()) for _ in range(4)] == [2, 2, 2, 2]
 
 
 @FRESH

@@ -679,7 +679,9 @@ def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path, sync):
         rb.sample(3)  # which writes nothing
         with pytest.raises(CheckpointError, match="File too large"):  # rejected for rows not there
             rb.extend(rejected(3, 1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)  # its checkpoint is larger
         held = MAKES["best"](journal=copied(path))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, before[1]))
         with pytest.raises(CheckpointError, match="File too large"):
             rb.extend(items(9, 3))
         with pytest.raises(CheckpointError, match="File too large"):

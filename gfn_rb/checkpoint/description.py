@@ -1,0 +1,269 @@
+"""How a buffer was made, as values that a checkpoint holds, and the buffer made of them again."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Collection, Mapping, Sequence
+from os import PathLike, fspath
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.data.replay_buffers.storages import (
+    LazyStackStorage,
+    ListStorage,
+    Storage,
+    TensorStorage,
+)
+from torchrl.data.replay_buffers.writers import (
+    RoundRobinWriter,
+    TensorDictRoundRobinWriter,
+    Writer,
+)
+from torchrl.envs import EnvBase
+from torchrl.envs.transforms import Transform
+
+from gfn_rb.arguments import KeepsArguments, kind_of
+from gfn_rb.buffers.compact import CompactRows, Environment, measure_whole
+from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.buffers.statistics import ReplayStatistics
+from gfn_rb.buffers.transforms import PresetTransforms
+from gfn_rb.codec.primitives import one_line
+from gfn_rb.errors import ArgumentError, CheckpointError, CheckpointMismatchError
+from gfn_rb.storages import EncodedStorage, RowTensorStorage
+
+_PLAIN = (type(None), bool, int, float, str, Tensor)
+# Classes of TorchRL, and the arguments that are needed to make them again.
+_FOREIGN: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys((ReplayBuffer, TensorDictReplayBuffer), ("storage", "writer")),
+    **dict.fromkeys((RandomSampler, RoundRobinWriter, TensorDictRoundRobinWriter), ()),
+    **dict.fromkeys((ListStorage, LazyStackStorage), ("max_size",)),
+    torch.Generator: (),
+}
+# Where a buffer is, and who shares it, is nothing that a file decides.
+_ELSEWHERE = {
+    *("device", "shared", "pin_memory", "delayed_init", "checkpointer", "members"),
+    *("service_backend", "service_backend_options", "transport", "transport_options"),
+}
+_KINDS = (Writer, Sampler, Storage, Transform, ReplayBuffer, RateLimiter, EnvBase, torch.Generator)
+_FACTS = ("state_range", "is_deterministic", "n_actions", "exit_action", "dummy_action")
+
+
+def description_of(rb: ReplayBuffer) -> dict[str, Any]:
+    """Return the class of a buffer and its options, without members; or why they are not known."""
+    try:
+        transforms = [*rb.transform] if len(rb.transform) else []
+        parts: dict[str, Any] = {"batch_size": rb.batch_size, "transform": transforms}
+        if not isinstance(rb, ReplayBufferEnsemble):
+            parts |= {"storage": rb.storage, "writer": rb.writer, "sampler": rb.sampler}
+            parts["transform"] = [each for each in transforms if type(each) is not ReplayStatistics]
+        if type(rb) is TensorDictReplayBuffer:
+            parts["priority_key"] = rb.priority_key
+        if not isinstance(rb, KeepsArguments) and type(rb) not in _FOREIGN:
+            _refuse(rb)
+        given = _arguments_of(rb, parts) if isinstance(rb, KeepsArguments) else {}
+        named = {name: _named(rb, name, value) for name, value in parts.items()}
+        return {"class": _path_of(type(rb)), "arguments": {**given, **named}}
+    except ArgumentError as error:
+        return {"unknown": str(error)}
+
+
+def buffer_of(states: Sequence[Any], env: Environment | None, trust: bool) -> ReplayBuffer:
+    """Return an empty buffer like the one that was saved.
+
+    Args:
+        states: description of each buffer and number of its members, which come before it.
+        env: environment of the rows; None makes the one that is described.
+        trust: whether to import and run code outside gfn_rb that a description names.
+
+    Raises:
+        CheckpointError: the buffer cannot be made, or only by such code.
+    """
+    made: list[ReplayBuffer] = []
+    for description, n_members in states:
+        split = len(made) - n_members
+        members = made[split:]
+        del made[split:]
+        if not isinstance(description, dict) or "class" not in description:
+            why = description["unknown"] if description else "it is of gfn_rb 0.3 or older"
+            raise CheckpointMismatchError(
+                f"the options of the buffer are not recorded: {why}; make the buffer and call "
+                "load_checkpoint"
+            )
+        try:
+            made.append(_Maker(env, trust).buffer(description, members))
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointMismatchError(
+                f"the recorded options make no buffer: {one_line(error)}"
+            ) from error
+    return made[-1]
+
+
+# From objects to values.
+
+
+def _described(value: Any) -> Any:
+    """Return a value in types that a checkpoint holds, or raise ArgumentError."""
+    if type(value) in _PLAIN:
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(map(_described, value))
+    if isinstance(value, Mapping):
+        return {"pairs": [[_described(key), _described(each)] for key, each in value.items()]}
+    if isinstance(value, PathLike):
+        return str(fspath(value))
+    if isinstance(value, Environment):
+        return _environment(value)
+    if isinstance(value, TensorStorage) and not isinstance(value, (EncodedStorage, ListStorage)):
+        # On disk or in memory, rows are the same.
+        options = {"max_size": value.max_size, "ndim": value.ndim}
+        return {"class": _path_of(RowTensorStorage), "arguments": options}
+    if isinstance(value, KeepsArguments):
+        return {"class": _path_of(type(value)), "arguments": _arguments_of(value)}
+    if type(value) in _FOREIGN:
+        options = {name: getattr(value, name) for name in _FOREIGN[type(value)]}
+        return {"class": _path_of(type(value)), "arguments": options}
+    if inspect.isfunction(value) or isinstance(value, type):
+        path = _path_of(value)
+        if "<" not in path and not path.startswith("__main__"):
+            return {"callable": path}
+    return _refuse(value)
+
+
+def _refuse(value: Any) -> NoReturn:
+    raise ArgumentError(f"no file can hold {kind_of(value)}")
+
+
+def _named(owner: Any, name: str, value: Any) -> Any:
+    try:
+        return _described(value)
+    except ArgumentError as error:
+        raise ArgumentError(f"{name} of {type(owner).__name__}: {error}") from None
+
+
+def _arguments_of(part: Any, but: Collection[str] = ()) -> dict[str, Any]:
+    """Return the arguments of a constructor by name, some left out."""
+    positional, named = part.constructor_arguments
+    signature = inspect.signature(type(part).__init__)
+    given = dict(signature.bind(part, *positional, **named).arguments)
+    del given["self"]
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+    kept = given.keys() - _ELSEWHERE - {*but}
+    return {name: _named(part, name, value) for name, value in given.items() if name in kept}
+
+
+def _environment(env: Any) -> dict[str, Any]:
+    """Return how an environment was made, if a file can hold that, and what compact rows need."""
+    facts = {name: getattr(env, name) for name in (*_FACTS, "max_length")}
+    made: dict[str, Any] = {"environment": _path_of(type(env))}
+    try:
+        made["arguments"] = _arguments_of(env) if isinstance(env, KeepsArguments) else None
+    except ArgumentError:
+        made["arguments"] = None
+    source, action_shape = env.source_state.detach().cpu(), [*env.action_shape]
+    return {**made, "facts": {**facts, "source_state": source, "action_shape": action_shape}}
+
+
+def _path_of(kind: Any) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+# From values to objects.
+
+
+class _RecordedEnvironment:
+    """What a checkpoint tells of an environment: enough to make narrow rows whole."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.__dict__.update({name: facts[name] for name in (*_FACTS, "max_length")})
+        self.source_state: Tensor = facts["source_state"]
+        self.state_shape, self.state_dtype = self.source_state.shape, self.source_state.dtype
+        self.action_shape = torch.Size(facts["action_shape"])
+
+    def states_of(self, action: Any, length: Any) -> NoReturn:
+        """Raise: narrow rows have their states."""
+        raise CheckpointError(f"the moves of a {type(self).__name__} are not recorded")
+
+    check_state = states_of
+
+
+class _Maker:
+    """Makes objects of values, with one environment."""
+
+    def __init__(self, env: Environment | None, trust: bool) -> None:
+        self._env, self._trust = env, trust
+        self._needs_moves = False  # whether states are computed from actions
+
+    def buffer(self, description: Any, members: Sequence[ReplayBuffer]) -> ReplayBuffer:
+        """Return a buffer."""
+        kind = self._class(description["class"])
+        options = {name: self.value(value) for name, value in description["arguments"].items()}
+        transforms = options.pop("transform", None)
+        if transforms:
+            options["transform"] = PresetTransforms(*transforms)
+            compact = [each for each in transforms if isinstance(each, CompactRows)]
+            if compact:
+                measure_whole(options["writer"], compact[0])
+        made = kind(*members, **options)
+        if not isinstance(made, ReplayBuffer):
+            raise CheckpointMismatchError(f"{description['class']} is no buffer")
+        return made
+
+    def value(self, node: Any) -> Any:
+        """Return what a description stands for."""
+        if isinstance(node, (list, tuple)):
+            return type(node)(map(self.value, node))
+        if not isinstance(node, dict):
+            return node
+        if "pairs" in node:
+            return {self.value(key): self.value(value) for key, value in node["pairs"]}
+        if "environment" in node:
+            return self._environment(node)
+        if "callable" in node:
+            return self._resolved(node["callable"], self._trust)
+        self._needs_moves = node["arguments"].get("states") == "rebuild"
+        return self._class(node["class"])(**self._arguments(node["arguments"]))
+
+    def _arguments(self, nodes: Any) -> dict[str, Any]:
+        return {name: self.value(node) for name, node in nodes.items()}
+
+    def _environment(self, node: Any) -> Any:
+        if self._env is not None:
+            return self._env
+        path, arguments = node["environment"], node["arguments"]
+        if arguments is not None and (self._trust or _is_own(path)):
+            return self._class(path)(**self._arguments(arguments))
+        if self._needs_moves:
+            raise CheckpointError(
+                f"rows hold actions alone, from which {path} makes states: pass env=, or "
+                "trust=True to import and run it"
+            )
+        return type(path.rpartition(":")[2], (_RecordedEnvironment,), {})(node["facts"])
+
+    def _class(self, path: Any) -> Any:
+        kind = self._resolved(path, self._trust or _is_own(path) or path in _KNOWN)
+        if not (isinstance(kind, type) and (self._trust or issubclass(kind, _KINDS))):
+            raise CheckpointMismatchError(f"{path} is no part of a buffer")
+        return kind
+
+    def _resolved(self, path: Any, may: bool) -> Any:
+        if not may:
+            raise CheckpointError(
+                f"the buffer was made with {path}, which is not of gfn_rb: trust=True imports and "
+                "runs it"
+            )
+        return pkgutil.resolve_name(path)
+
+
+_KNOWN = {_path_of(kind) for kind in _FOREIGN}
+
+
+def _is_own(path: Any) -> bool:
+    return isinstance(path, str) and path.startswith("gfn_rb.")
