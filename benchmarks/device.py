@@ -52,7 +52,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 BUFFERS: dict[str, Callable[..., TensorDictReplayBuffer]] = {
     "plain": reward_prioritized_buffer,
     "unique": lambda n, **options: reward_prioritized_buffer(n, unique="state", **options),
-    "diverse": diverse_buffer,
+    "diverse": partial(diverse_buffer, cutoff_distance=0.0),
     "fifo": fifo_buffer,
 }
 

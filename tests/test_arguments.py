@@ -107,13 +107,21 @@ PRESETS = {
         "key": KEY, "tie": CHOICE, "on_duplicate": CHOICE, "temperature": POSITIVE,
         "replacement": REPLACEMENT, "max_length": SIZE, "keep": KEEP, "writer": ["x", 3],
     },
-    diverse_buffer: {"key": KEY, "near": CHOICE, "when": CHOICE, "max_length": SIZE, "keep": KEEP},
+    diverse_buffer: {
+        "key": KEY, "near": CHOICE, "when": CHOICE, "max_length": SIZE, "keep": KEEP,
+        "metric": ["euclid", 2, "L2"], "cutoff_distance": [None, "x"],
+    },
     fifo_buffer: {"unique": UNIQUE, "max_length": SIZE, "keep": KEEP},
     terminating_state_buffer: {"regenerate": [3, "x"], "unique": UNIQUE, "writer": ["x"]},
     transition_buffer: {"keep": KEEP, "writer": ["x"]},
     state_buffer: {"writer": ["x"]},
 }  # fmt: skip
-TABLE = {**PARTS, **{partial(each, capacity=3): {**OPTIONS, **PRESETS[each]} for each in PRESETS}}
+NEEDED = {each: {"capacity": 3} for each in PRESETS}
+NEEDED[diverse_buffer]["cutoff_distance"] = 0
+TABLE = {
+    **PARTS,
+    **{partial(each, **NEEDED[each]): {**OPTIONS, **PRESETS[each]} for each in PRESETS},
+}
 
 
 def name_of(make):

@@ -46,7 +46,7 @@ from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
 from gfn_rb.storages import RowTensorStorage, storage_device
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
-from gfn_rb.writers.diversity import Near, When
+from gfn_rb.writers.diversity import Metric, Near, When
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.fifo import UniqueFIFOWriter
 from gfn_rb.writers.reward import OnDuplicate, Tie
@@ -113,8 +113,9 @@ def diverse_buffer(
     *,
     key: NestedKey = LOG_REWARD,
     features: NestedKey | Callable[[TensorDictBase], Tensor] | None = None,
-    cutoff_distance: float | int = 0.0,
+    cutoff_distance: float | int | None = None,
     p: float | int = 1.0,
+    metric: Metric | None = None,
     near: Near = "replace",
     when: When = "always",
     tie: Tie = "newest",
@@ -135,9 +136,10 @@ def diverse_buffer(
         key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats.
         features: what distances are measured between: a key, or a callable from rows [n] to a
             tensor [n, d]. None uses the terminating state, and the condition where rows have one.
-        cutoff_distance: rows at this distance or closer are not kept together. 0 removes exact
-            duplicates alone, and a negative number turns the comparison off.
+        cutoff_distance: rows at this distance or closer are not kept together; required. 0 removes
+            exact duplicates alone, and a negative number turns the comparison off.
         p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
+        metric: ``"l1"``, ``"l2"``, ``"linf"`` or ``"hamming"``, a name for p = 1, 2, inf or 0.
         near: ``"replace"`` lets a better row replace the stored rows near it, and ``"reject"``
             rejects a row near a stored one, whatever its key.
         when: ``"always"`` compares every batch, ``"full"`` only batches that find the buffer full.
@@ -158,7 +160,14 @@ def diverse_buffer(
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
     limit = _group_options(options)
-    writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie, **limit)
+    if cutoff_distance is None:
+        _check_options(options)  # a misspelt one is named first
+        raise ArgumentError(
+            "cutoff_distance must be given, a distance at which rows are too close to be kept "
+            "together: 0 removes exact duplicates alone"
+        )
+    measure = features, cutoff_distance, p, near, when, tie
+    writer = DiversityWriter(key, *measure, metric=metric, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 

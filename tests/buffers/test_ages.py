@@ -20,7 +20,7 @@ from gfn_rb.policies import ForwardPolicy
 PRESETS = {
     "best": gfn_rb.reward_prioritized_buffer,
     "best objects": partial(gfn_rb.reward_prioritized_buffer, unique="x"),
-    "diverse": partial(gfn_rb.diverse_buffer, features="x"),
+    "diverse": partial(gfn_rb.diverse_buffer, features="x", cutoff_distance=0.0),
     "newest": gfn_rb.fifo_buffer,
     "newest objects": partial(gfn_rb.fifo_buffer, unique="x"),
 }

@@ -1,5 +1,7 @@
 """Compact rows: exact inverses, refusals, and every part of a buffer over them."""
 
+from functools import partial
+
 import pytest
 import torch
 from factories import Ladder, assert_equal, seeded
@@ -37,6 +39,7 @@ ENVS = {
     "scalar states": Ladder(5),
 }
 FORMS = ["narrow", "rebuild"]
+diverse_buffer = partial(diverse_buffer, cutoff_distance=0.0)  # no duplicates
 PRESETS = [fifo_buffer, reward_prioritized_buffer, diverse_buffer]
 GRID = ENVS["condition"]
 

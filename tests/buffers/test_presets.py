@@ -1,7 +1,9 @@
 import inspect
+import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,7 @@ from gfn_rb.keys import EPISODE_LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
+diverse_buffer = partial(diverse_buffer, cutoff_distance=0.0)  # no duplicates
 PRESETS = [reward_prioritized_buffer, diverse_buffer, fifo_buffer]
 ALL = [*PRESETS, terminating_state_buffer]
 EVERY = [*ALL, transition_buffer, state_buffer]
@@ -89,6 +92,15 @@ def test_the_best_that_are_far_apart_are_kept():
     writer = rb.writer
     assert (writer.near, writer.when, writer.tie, writer.p) == ("reject", "full", "oldest", 2.0)
     assert (writer.key, writer.features, rb.sampler.key) == ("score", "x", "score")
+    norms = {"hamming": 0.0, "l1": 1.0, "l2": 2.0, "linf": math.inf}
+    for metric, p in norms.items():
+        assert diverse_buffer(3, metric=metric).writer.p == p
+    with pytest.raises(ArgumentError, match="p must be left out beside metric='l2', got 3"):
+        diverse_buffer(3, metric="l2", p=3)
+    with pytest.raises(ArgumentError, match=r"cutoff_distance must be given, .*: 0 removes exact"):
+        diverse_buffer(3, cutoff_distance=None)
+    with pytest.raises(ArgumentError, match="'cutoff' is not an option"):
+        diverse_buffer(3, cutoff_distance=None, cutoff=2.0)
     rb = diverse_buffer(3, cutoff_distance=1.0, temperature=2.0)
     assert rb.extend(states([0.0, 5.0, 1.0, 3.0])).tolist() == [-1, 0, -1, 1]
     assert rb.sampler.temperature == 2.0

@@ -1,5 +1,7 @@
 """Rows of different lengths and rows with text in merged buffers and presets."""
 
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict, lazy_stack
@@ -107,7 +109,7 @@ class Hold(Transform):
 
 PRESETS = {
     "reward": reward_prioritized_buffer,
-    "diverse": diverse_buffer,
+    "diverse": partial(diverse_buffer, cutoff_distance=0.0),
     "fifo": fifo_buffer,
     "states": terminating_state_buffer,
     "tracked": lambda n, **options: fifo_buffer(n, statistics=True, **options),

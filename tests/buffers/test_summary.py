@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from factories import objects, seeded, trajectories
@@ -26,6 +28,7 @@ from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, Sha
 from gfn_rb.policies import ForwardPolicy
 
 ENV = HyperGrid(2, 5)
+diverse_buffer = partial(diverse_buffer, cutoff_distance=0.0)  # no duplicates
 PATHS = [reward_prioritized_buffer, diverse_buffer, fifo_buffer]
 EVERY = [*PATHS, terminating_state_buffer, transition_buffer, state_buffer]
 

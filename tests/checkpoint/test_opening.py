@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ from gfn_rb.errors import (
 from gfn_rb.policies import ForwardPolicy
 
 ENV = HyperGrid(2, 5)
+diverse_buffer = partial(diverse_buffer, cutoff_distance=0.0)  # no duplicates
 PATHS = [reward_prioritized_buffer, diverse_buffer, fifo_buffer]
 
 

@@ -26,7 +26,7 @@ PRESETS = {
     "unique kept": partial(reward_prioritized_buffer, unique="state", on_duplicate="keep"),
     "fifo": fifo_buffer,
     "unique fifo": partial(fifo_buffer, unique="state"),
-    "diverse": diverse_buffer,
+    "diverse": partial(diverse_buffer, cutoff_distance=0.0),
     "diverse apart": partial(diverse_buffer, cutoff_distance=1.0),
     "diverse rejecting": partial(diverse_buffer, cutoff_distance=1.0, near="reject"),
     "diverse when full": partial(diverse_buffer, cutoff_distance=1.0, when="full"),
