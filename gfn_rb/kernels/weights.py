@@ -103,20 +103,28 @@ class Weights:
         """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
         return float(self._lowest[-1])
 
-    def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
-        """Change the log-weight of some rows, in nats. Where one stands twice, the last wins."""
-        rows = index.contiguous().numpy()
-        self._log_weight[rows] = log_weight.to(torch.float64).clamp(max=LARGEST).numpy()
-        self._weigh(rows)
+    def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> bool:
+        """Change the log-weight of some rows, in nats. Where one stands twice, the last wins.
 
-    def assign(self, log_weight: Float[Tensor, "n"]) -> None:
-        """Set the log-weights of the first n rows, in nats; the others get ``-inf``."""
+        Returns:
+            Whether none is NaN, which may not be drawn from.
+        """
+        row, value = index.numpy(), as_array(log_weight)
+        arrays = self._log_weight, self._mass, self._lowest, self._start
+        return _change(row, value, *arrays, self._origin)
+
+    def assign(self, log_weight: Float[Tensor, "n"]) -> bool:
+        """Set the log-weights of the first n rows, in nats; the others get ``-inf``.
+
+        Returns:
+            Whether none is NaN.
+        """
         n = log_weight.shape[0]
-        self.log_weight[:n] = log_weight
-        self.log_weight[:n].clamp_(max=LARGEST)
-        self.log_weight[n:] = -math.inf
+        self._log_weight[n:] = -math.inf
+        np.minimum(as_array(log_weight), LARGEST, out=self._log_weight[:n])
         self._origin = _rounded(max(float(self._log_weight.max()), -LARGEST))
         self._weigh(np.arange(self.capacity))
+        return not math.isnan(self._origin)
 
     def _weigh(self, row: Int64[np.ndarray, "m"]) -> None:
         _weigh(row, self._log_weight, self._mass, self._lowest, self._start, self._origin)
@@ -191,8 +199,26 @@ class Weights:
         return tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[return-value]
 
 
+def as_array(values: Float[Tensor, "n"]) -> Float[np.ndarray, "n"]:
+    """Return floats on the CPU as an array, of double precision where NumPy knows no such type."""
+    known = values.dtype in (torch.float32, torch.float64)
+    array: np.ndarray = (values if known else values.to(torch.float64)).numpy()
+    return array
+
+
 def _rounded(origin: float) -> float:
-    return _STRIDE * round(origin / _STRIDE)
+    return origin if math.isnan(origin) else _STRIDE * round(origin / _STRIDE)
+
+
+@compiled
+def _change(row, value, log_weight, mass, lowest, start, origin):  # type: ignore[no-untyped-def]
+    """Change log-weights and masses, and return whether none is NaN."""
+    is_nan = False
+    for i in range(len(row)):
+        is_nan |= math.isnan(value[i])
+        log_weight[row[i]] = min(float(value[i]), LARGEST)
+    _weigh(row, log_weight, mass, lowest, start, origin)
+    return not is_nan
 
 
 @compiled

@@ -12,12 +12,13 @@ from torch import Tensor
 from gfn_rb.arguments import as_count
 from gfn_rb.kernels import compiled
 from gfn_rb.kernels.order import Order
+from gfn_rb.kernels.weights import as_array
 from gfn_rb.numerics.weighted_rows import categorical
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
 # Ranks whose mass is summed one by one. Beyond them the expansion that follows is exact.
 _HEAD = 2**12
-_HOST = torch.device("cpu")
+_Draws = tuple[Int64[np.ndarray, "k"], Float[np.ndarray, "k"]]
 
 
 class HarmonicLaw:
@@ -37,20 +38,23 @@ class HarmonicLaw:
         head[0] = 0  # added last: were it huge, each sum would lose digits of the others
         self._head = head.cumsum() + 1 / offset
         self._total = float(self._head[-1])
-        self._origin = offset + _HEAD - 0.5
         if n > _HEAD:
-            end = self._origin + n - _HEAD
-            correction = 1 / (24 * end**2) - 1 / (24 * self._origin**2)
-            self._total += math.log1p((n - _HEAD) / self._origin) + correction
+            origin = offset + _HEAD - 0.5
+            end = origin + n - _HEAD
+            correction = 1 / (24 * end**2) - 1 / (24 * origin**2)
+            self._total += math.log1p((n - _HEAD) / origin) + correction
 
     @property
     def support(self) -> int:
         """How many ranks have a positive probability: all."""
         return self.n
 
-    def quantile(self, uniform: Float64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
-        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
-        return _harmonic_quantile(uniform, self._head, self.n, self._origin, self._total)
+    def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
+
+        The log-probability of each comes with it.
+        """
+        return _harmonic(uniform, self._head, self.n, self._offset, self._total)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return the log-probability of ranks."""
@@ -72,9 +76,12 @@ class StepLaw:
         top = self._n_top if self._p_top > 0 else 0
         return top + (self.n - self._n_top if self._p_rest > 0 else 0)
 
-    def quantile(self, uniform: Float64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
-        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
-        return _step_quantile(uniform, self.n, self._n_top, self._share)
+    def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
+
+        The log-probability of each comes with it.
+        """
+        return _step(uniform, self.n, self._n_top, self._share)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return the log-probability of ranks."""
@@ -94,9 +101,12 @@ class GeometricLaw:
         self._total = -math.expm1(n_first * self._log_decay)
         self._log_scale = math.log(-math.expm1(self._log_decay) / self._total)
 
-    def quantile(self, uniform: Float64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
-        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1)."""
-        return _geometric_quantile(uniform, self.support, self._log_decay, self._total)
+    def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
+
+        The log-probability of each comes with it.
+        """
+        return _geometric(uniform, self.support, self._log_decay, self._total, self._log_scale)
 
     def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return the log-probability of ranks."""
@@ -105,7 +115,7 @@ class GeometricLaw:
 
 
 @compiled
-def _harmonic_quantile(uniform, head, n, origin, total):  # type: ignore[no-untyped-def]
+def _harmonic(uniform, head, n, offset, total):  # type: ignore[no-untyped-def]
     """Return the ranks whose cumulative masses exceed numbers in [0, 1) times the total.
 
     After the first ranks, r solves log(1 + r/b) + 1/(24 (b + r)^2) - 1/(24 b^2) = mass. With
@@ -113,7 +123,9 @@ def _harmonic_quantile(uniform, head, n, origin, total):  # type: ignore[no-unty
     are below the precision of float64. It is written in x - 1, which keeps the digits of a small
     mass.
     """
-    rank, small = np.empty(len(uniform), np.int64), 1 / (24 * origin)
+    rank, log_prob = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
+    origin = offset + _HEAD - 0.5
+    small = 1 / (24 * origin)
     for i in range(len(uniform)):
         mass = uniform[i] * total
         first = np.searchsorted(head, mass, "right")
@@ -122,27 +134,31 @@ def _harmonic_quantile(uniform, head, n, origin, total):  # type: ignore[no-unty
             beyond = more * (origin + small) + small * more / (more + 1)
             first += int(min(max(beyond, 0.0), n - 1.0 - first))
         rank[i] = min(first, n - 1)
-    return rank
+        log_prob[i] = -math.log((rank[i] + offset) * total)
+    return rank, log_prob
 
 
 @compiled
-def _step_quantile(uniform, n, n_top, share):  # type: ignore[no-untyped-def]
-    rank = np.empty(len(uniform), np.int64)
+def _step(uniform, n, n_top, share):  # type: ignore[no-untyped-def]
+    rank, log_prob = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
     for i in range(len(uniform)):
         if uniform[i] < share:
             rank[i] = min(int(uniform[i] / share * n_top), n_top - 1)
+            log_prob[i] = math.log(share / n_top)
         else:
             rest = (uniform[i] - share) / (1 - share) * (n - n_top)
             rank[i] = min(n_top + int(rest), n - 1)
-    return rank
+            log_prob[i] = math.log((1 - share) / (n - n_top))
+    return rank, log_prob
 
 
 @compiled
-def _geometric_quantile(uniform, n, log_decay, total):  # type: ignore[no-untyped-def]
-    rank = np.empty(len(uniform), np.int64)
+def _geometric(uniform, n, log_decay, total, log_scale):  # type: ignore[no-untyped-def]
+    rank, log_prob = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
     for i in range(len(uniform)):
         rank[i] = min(int(math.log1p(-uniform[i] * total) / log_decay), n - 1)
-    return rank
+        log_prob[i] = rank[i] * log_decay + log_scale
+    return rank, log_prob
 
 
 # A law over the ranks 0 to n - 1.
@@ -172,16 +188,32 @@ class RankedDistribution:
         """Whether a row can be drawn. On a device False where a key is NaN."""
         return len(self) > 0
 
-    def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> None:
-        """Set the keys of some rows, none NaN; a row that stands twice has one key each time."""
-        once = _first_occurrences(index.numpy())
-        descending = 0.0 - key.to(torch.float64).numpy()[once]
-        self._order.put(index.numpy()[once], descending, np.zeros(len(once), np.int64))
+    def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> bool:
+        """Set the keys of some rows; a row that stands twice has one key each time.
 
-    def assign(self, key: Float[Tensor, "n"]) -> None:
-        """Set the keys of the first n rows, not NaN on the CPU; the others have none."""
-        descending = 0.0 - key.to(torch.float64).numpy()
+        Returns:
+            Whether none is NaN. If one is, nothing changes.
+        """
+        row, descending = index.numpy(), 0.0 - as_array(key).astype(np.float64)
+        if math.isnan(descending.max(initial=0.0)):
+            return False
+        once = _first_occurrences(row)
+        if len(once) < len(row):
+            row, descending = row[once], descending[once]
+        self._order.put(row, descending, np.zeros(len(row), np.int64))
+        return True
+
+    def assign(self, key: Float[Tensor, "n"]) -> bool:
+        """Set the keys of the first n rows; the others have none.
+
+        Returns:
+            Whether none is NaN. If one is, nothing changes.
+        """
+        descending = 0.0 - as_array(key).astype(np.float64)
+        if math.isnan(descending.max(initial=0.0)):
+            return False
         self._order.assign(descending, np.zeros(len(descending), np.int64))
+        return True
 
     def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
         """Return the rows of ranks, of which 0 is that of the highest key."""
@@ -198,51 +230,41 @@ class RankedDistribution:
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
         """Draw n rows with replacement, and return the log-probability of each as well."""
-        law = self._law(len(self))
-        return self._scored(law, self._ranks(law, n, generator))
+        return self._rows_of(*self._law(len(self)).draw(_uniform(n, generator)))
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"], bool]:
         """Draw n different rows that have a key, one after another, each from what is left.
 
+        The first n different ranks that draws with replacement meet have this law. Where a peaked
+        law repeats a few ranks too often, the rest is drawn without repetition.
+
         Returns:
             The rows in the order of their draw, the log-probability of each as a single draw, and
             whether there are n of positive probability: if not, no rows.
         """
         law = self._law(len(self))
-        enough = n <= law.support
-        rank = self._different_ranks(law, n if enough else 0, generator)
-        return *self._scored(law, rank), enough
+        if n > law.support:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0), False
+        rank, log_prob = law.draw(_uniform(n + n // 8, generator))
+        once = _first_occurrences(rank)
+        while len(once) < n and len(rank) < law.n:
+            more = law.draw(_uniform(2 * (n - len(once)) + len(rank) // 2, generator))
+            pairs = zip((rank, log_prob), more, strict=True)
+            rank, log_prob = (np.concatenate(pair) for pair in pairs)
+            once = _first_occurrences(rank)
+        rank, log_prob = rank[once[:n]], log_prob[once[:n]]
+        if (missing := n - len(rank)) > 0:
+            others = self._perturbed(law, missing, generator, torch.from_numpy(rank))
+            rank = np.concatenate([rank, others.numpy()])
+            log_prob = np.concatenate([log_prob, law.log_prob(others).float().numpy()])
+        return *self._rows_of(rank, log_prob), True
 
-    def _scored(
-        self, law: RankLaw, rank: Int64[Tensor, "k"]
+    def _rows_of(
+        self, rank: Int64[np.ndarray, "k"], log_prob: Float[np.ndarray, "k"]
     ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"]]:
-        return self.rows(rank), law.log_prob(rank).to(torch.float32)
-
-    def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Int64[Tensor, "n"]:
-        uniform = torch.rand(n, dtype=torch.float64, generator=generator)
-        return torch.from_numpy(law.quantile(uniform.numpy()))
-
-    def _different_ranks(
-        self, law: RankLaw, n: int, generator: torch.Generator | None
-    ) -> Int64[Tensor, "n"]:
-        """Draw n different ranks.
-
-        The first n different ranks that draws with replacement meet have this law. Where a peaked
-        law repeats a few ranks too often, the rest is drawn without repetition.
-        """
-        n_tried, rank = 0, np.empty(0, np.int64)
-        while (missing := n - len(rank)) > 0 and n_tried < max(law.n, 1):
-            n_more = missing + missing // 8 + n_tried // 2
-            more = self._ranks(law, n_more, generator).numpy()
-            rank, n_tried = np.concatenate([rank, more]), n_tried + n_more
-            rank = rank[_first_occurrences(rank)]
-        different = torch.from_numpy(rank[:n])
-        if missing > 0:
-            others = self._perturbed(law, missing, generator, different)
-            different = torch.cat([different, others])
-        return different
+        return torch.from_numpy(self._order.select(rank)), torch.from_numpy(log_prob)
 
     def _perturbed(
         self,
@@ -276,12 +298,13 @@ class RankedRows(RankedDistribution):
 
     @property
     def has_mass(self) -> Bool[Tensor, ""]:
-        """Whether a row can be drawn. On a device False where a key is NaN."""
+        """Whether a row can be drawn: False where a key is NaN."""
         return ~self._key.isnan().any()
 
-    def assign(self, key: Float[Tensor, "n"]) -> None:
+    def assign(self, key: Float[Tensor, "n"]) -> bool:
         """Set the keys of the first n rows; the others have none."""
         self._key, self._row = key, None
+        return True
 
     def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
         """Return the rows of ranks, of which 0 is that of the highest key."""
@@ -289,11 +312,26 @@ class RankedRows(RankedDistribution):
             self._row = self._key.neg().sort(stable=True).indices
         return self._row[rank]
 
-    def _ranks(self, law: RankLaw, n: int, generator: torch.Generator | None) -> Int64[Tensor, "n"]:
-        p = law.log_prob(torch.arange(law.n, device=self._device)).exp_()
-        return categorical(p, n, generator)
+    def draw(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
+        """Draw n rows with replacement, and return the log-probability of each as well."""
+        log_prob = self._law(len(self)).log_prob(torch.arange(len(self), device=self._device))
+        rank = categorical(log_prob.exp(), n, generator)
+        return self.rows(rank), log_prob[rank].to(torch.float32)
 
-    _different_ranks = RankedDistribution._perturbed
+    def draw_distinct(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"], bool]:
+        """Draw n different rows that have a key, one after another, each from what is left."""
+        law = self._law(len(self))
+        rank = self._perturbed(law, n, generator)
+        return self.rows(rank), law.log_prob(rank).to(torch.float32), n <= law.support
+
+
+def _uniform(n: int, generator: torch.Generator | None) -> Float64[np.ndarray, "n"]:
+    array: np.ndarray = torch.rand(n, dtype=torch.float64, generator=generator).numpy()
+    return array
 
 
 @compiled

@@ -53,18 +53,24 @@ class WeightedRows:
         """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
         return self.log_weight.nan_to_num(math.nan, math.inf, math.inf).amin()
 
-    def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> None:
-        """Change the log-weight of some rows, in nats. Where one stands twice, either may win."""
+    def update(self, index: Int64[Tensor, "m"], log_weight: Float[Tensor, "m"]) -> bool:
+        """Change the log-weight of some rows, in nats. Where one stands twice, either may win.
+
+        Returns:
+            True: NaN is not looked for, as this would wait for the device.
+        """
         self.log_weight.index_copy_(0, index, log_weight.to(torch.float64).clamp(max=LARGEST))
         self._mass = None
+        return True
 
-    def assign(self, log_weight: Float[Tensor, "n"]) -> None:
+    def assign(self, log_weight: Float[Tensor, "n"]) -> bool:
         """Set the log-weights of the first n rows, in nats; the others get ``-inf``."""
         n = log_weight.shape[0]
         self.log_weight[:n] = log_weight
         self.log_weight[:n].clamp_(max=LARGEST)
         self.log_weight[n:] = -math.inf
         self._mass = None
+        return True
 
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, ``-inf`` where no row can be drawn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 import torch
 from tensordict import NestedKey
@@ -197,17 +197,18 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             self._slots, rows = slots_to_allocate(storage, values.shape[0]), None
             distribution = self._distribution = self._make_distribution(self._slots, values)
         if rows is None or not values.is_cpu:
-            distribution.assign(self._checked(values))
+            is_sound = distribution.assign(self._log_weight(values))
         else:
-            distribution.update(rows, self._checked(values.index_select(0, rows)))
+            values = values.index_select(0, rows)
+            is_sound = distribution.update(rows, self._log_weight(values))
+        if not is_sound:
+            self._column.forget()
+            self._refuse(values)
         return distribution
 
-    def _checked(self, values: Tensor) -> Tensor:
-        # Where a number is NaN the sum of their squares is, and nowhere else.
-        if values.device.type == "cpu" and math.isnan(torch.dot(values, values)):
-            self._column.forget()
-            raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
-        return self._log_weight(values)
+    def _refuse(self, values: Tensor) -> NoReturn:
+        """Raise because of stored numbers, of which one has a log-weight of NaN."""
+        raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
 
     # State: the storage holds all but the parameters.
 

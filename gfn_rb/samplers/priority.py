@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tensordict import NestedKey
@@ -117,19 +117,18 @@ class PrioritySampler(KeySampler):
 
     # Drawing.
 
-    def _checked(self, values: Tensor) -> Tensor:
-        if self.key is None:  # checked as they were set
-            return self._log_weight(values)
-        if values.device.type == "cpu" and float(lowest := values.min()) < 0:
-            self._column.forget()
+    def _log_weight(self, value: Tensor) -> Tensor:
+        if self.key is not None and value.is_cpu:  # others were checked as they were set
+            value = value.where(value >= 0, math.nan)
+        return torch.special.xlogy(self.alpha, value.to(torch.float64) + self.eps)
+
+    def _refuse(self, values: Tensor) -> NoReturn:
+        if float(lowest := values.min()) < 0:
             raise ArgumentError(
                 f"the storage holds {float(lowest)} under {self.key!r}: expected priorities of at "
                 "least 0"
             )
-        return super()._checked(values)
-
-    def _log_weight(self, value: Tensor) -> Tensor:
-        return torch.special.xlogy(self.alpha, value.to(torch.float64) + self.eps)
+        super()._refuse(values)
 
     @compat.outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
