@@ -9,7 +9,6 @@ import re
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 
 import gfn_rb
 from gfn_rb import checkpoint, envs, losses, policies, remote, transports
-from gfn_rb.interop import recursion
 from gfn_rb.training import Trainer, cli, train
 from gfn_rb.training.config import TFBind8Config
 
@@ -105,17 +103,14 @@ def names(folder):
     filled = fill(gfn_rb.reward_prioritized_buffer(100, batch_size=4))
     of_grid = gfn_rb.reward_prioritized_buffer(100)
     of_grid.extend(trajectories.to_tensordict())
-    cfg, early = (SimpleNamespace(replay=SimpleNamespace(capacity=5, warmup=n)) for n in (0, 9))
     without_rewards = gfn_rb.fifo_buffer(9)
     without_rewards.extend({"state": torch.zeros(3, 2)})
-    pushed = recursion.ReplayBuffer(cfg)
-    pushed.push("C", 1.0)
     text, saved = folder / "notes.txt", folder / "saved.ckpt"
     text.write_text("some text, and more of it")
     gfn_rb.save_checkpoint(saved, filled)
     return {
-        **known, **globals(), **names_of_torchgfn(), "recursion": recursion, "cfg": cfg,
-        "early": early, "pushed": pushed, "without_rewards": without_rewards,
+        **known, **globals(), **names_of_torchgfn(),
+        "without_rewards": without_rewards,
         "ListStorage": ListStorage, "config": TFBind8Config, "Trainer": Trainer, "train": train,
         "env": env, "wide": wide, "forward": forward, "backward": backward,
         "trajectories": trajectories, "of_wide": sample(wide),

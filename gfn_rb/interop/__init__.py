@@ -1,7 +1,6 @@
-"""What lets programs written for other libraries run on this one's parts.
+"""The interfaces of other libraries on this one's parts.
 
-:mod:`gfn_rb.interop.torchgfn` needs torchgfn. :mod:`gfn_rb.interop.objectrl` and
-:mod:`gfn_rb.interop.recursion` need nothing more.
+:mod:`gfn_rb.interop.torchgfn` needs torchgfn. :mod:`gfn_rb.interop.objectrl` needs nothing more.
 """
 
 __all__: list[str] = []

@@ -1,12 +1,16 @@
 """recursion/gflownet's replay buffer against plain lists."""
 
+from pathlib import Path
+from runpy import run_path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from gfn_rb import reward_prioritized_buffer
-from gfn_rb.interop.recursion import ReplayBuffer
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "recursion_buffer.py"
+ReplayBuffer = run_path(str(EXAMPLE))["ReplayBuffer"]
 
 
 def config(capacity: int) -> SimpleNamespace:

@@ -11,12 +11,7 @@ import xxhash
 from tensordict import TensorDict
 from torchrl.data import TensorDictReplayBuffer
 
-from gfn_rb import keys
-from gfn_rb.arguments import as_count, kind_of, require_optional
-from gfn_rb.buffers.presets import fifo_buffer
-from gfn_rb.errors import ArgumentError, EmptyBufferError
-
-__all__ = ["ReplayBuffer"]
+from gfn_rb import fifo_buffer
 
 
 class ReplayBuffer:
@@ -33,14 +28,10 @@ class ReplayBuffer:
         key: returns what identifies an object from the arguments of ``push``, such as a SMILES
             string or the hash of a graph; equal keys must have equal ``repr``. Default: each item
             is another object.
-        rb: an empty buffer of this library with the same capacity, such as
+        rb: an empty buffer of gfn_rb with the same capacity, such as
             ``reward_prioritized_buffer(capacity, unique="state")``. Its rows have the entries
             "state" (the hashed key, int64 [2]), "is_terminating" and "log_reward". Default: the
             newest items.
-
-    Raises:
-        ArgumentError: an argument is of another class, ``replay.warmup`` exceeds
-            ``replay.capacity``, or ``rb`` is not empty or has another capacity.
     """
 
     def __init__(
@@ -51,22 +42,11 @@ class ReplayBuffer:
         key: Callable[..., Hashable] | None = None,
         rb: TensorDictReplayBuffer | None = None,
     ) -> None:
-        if not hasattr(cfg, "replay"):
-            raise ArgumentError(f"cfg must be recursion's Config, got {kind_of(cfg)}")
-        require_optional("rng", rng, np.random.Generator)
-        require_optional("rb", rb, TensorDictReplayBuffer)
-        if not (key is None or callable(key)):
-            raise ArgumentError(f"key must be a callable, got {kind_of(key)}")
         self.capacity, self.warmup = int(cfg.replay.capacity), int(cfg.replay.warmup)
         if self.warmup > self.capacity:
-            raise ArgumentError(
-                f"cfg.replay.warmup must be at most the capacity {self.capacity}, got {self.warmup}"
-            )
+            raise ValueError(f"replay.warmup must be at most {self.capacity}, got {self.warmup}")
         if rb is not None and (len(rb) or rb.storage.max_size != self.capacity):
-            raise ArgumentError(
-                f"rb must be empty and have the capacity {self.capacity}, got {len(rb)} rows of "
-                f"{rb.storage.max_size}"
-            )
+            raise ValueError(f"rb must be empty and have the capacity {self.capacity}, got {rb}")
         self.rng = np.random.default_rng() if rng is None else rng
         self.buffer: list[tuple[Any, ...]] = []
         self._key, self._has_law, self._n_pushed = key, rb is not None, 0
@@ -75,18 +55,14 @@ class ReplayBuffer:
     def push(self, *args: Any) -> None:
         """Add one item, all arguments together; their number is the same in each call."""
         if self.buffer and len(args) != len(self.buffer[0]):
-            raise ArgumentError(
-                f"push must have {len(self.buffer[0])} arguments as before, got {len(args)}"
-            )
-        if self._has_law and len(args) < 2:
-            raise ArgumentError(f"push must have the log-reward as 2nd argument, got {len(args)}")
+            raise ValueError(f"push takes {len(self.buffer[0])} arguments, got {len(args)}")
         self._n_pushed += 1
         name = self._n_pushed if self._key is None else self._key(*args)
         digest = xxhash.xxh3_128(repr(name).encode()).digest()
         row = {
-            keys.STATE: torch.frombuffer(bytearray(digest), dtype=torch.int64)[None],
-            keys.IS_TERMINATING: torch.ones(1, dtype=torch.bool),
-            keys.LOG_REWARD: torch.tensor([float(args[1])] if self._has_law else [0.0]),
+            "state": torch.frombuffer(bytearray(digest), dtype=torch.int64)[None],
+            "is_terminating": torch.ones(1, dtype=torch.bool),
+            "log_reward": torch.tensor([float(args[1])] if self._has_law else [0.0]),
         }
         slot = int(self._rb.extend(TensorDict(row, [1])))
         if slot == len(self.buffer):
@@ -96,21 +72,19 @@ class ReplayBuffer:
 
     def sample(self, batch_size: int) -> list[Any]:
         """Draw items; return the columns of their arguments, arrays and tensors stacked."""
-        if not self.buffer:
-            raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
-        batch_size = as_count("batch_size", batch_size)
         if self._has_law:
-            slots = self._rb.sample(batch_size).get(keys.INDEX).tolist()
+            slots = self._rb.sample(batch_size)["index"].tolist()
         else:
             slots = self.rng.choice(len(self.buffer), batch_size).tolist()
         columns = zip(*(self.buffer[slot] for slot in slots), strict=True)
-        return [_stacked(list(column)) for column in columns]
+        return [stacked(list(column)) for column in columns]
 
     def __len__(self) -> int:
         return len(self.buffer)
 
 
-def _stacked(column: list[Any]) -> Any:
+def stacked(column: list[Any]) -> Any:
+    """Return arrays and tensors as one, anything else as it is."""
     if all(isinstance(each, np.ndarray) for each in column):
         return np.stack(column)
     return torch.stack(column) if all(isinstance(x, torch.Tensor) for x in column) else column
