@@ -11,11 +11,6 @@ import torch
 from gfn_rb.errors import CheckpointError
 
 
-def is_torch_file(path: str | PathLike[str]) -> bool:
-    """Return whether a path is a file in the format of ``torch.save``."""
-    return zipfile.is_zipfile(path)
-
-
 def read_torch_file(
     path: str | PathLike[str], device: torch.device | str | None = None
 ) -> dict[Any, Any]:

@@ -14,9 +14,9 @@ from torch import Tensor
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.arguments import as_count, require_kind
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import ArgumentError, CheckpointError, NaNError
-from gfn_rb.interop.torch_files import is_torch_file, read_torch_file
+from gfn_rb.interop.torch_files import read_torch_file
 from gfn_rb.interop.torchgfn.remote import (
     Checked,
     SharedWorker,
@@ -250,56 +250,40 @@ class ReplayBuffer(Checked):
         raise ValueError(f"Unsupported type: {type(training_container)}")
 
     def save(self, path: str) -> None:
-        """Save the items; an empty buffer writes no file.
+        """Save the items in torchgfn's format; an empty buffer writes no file.
 
         Args:
-            path: a file. ``*.pt`` is written in torchgfn's format, any other as a checkpoint of
-                this library. A folder means ``replay_buffer.pt`` in it.
+            path: a file, which is replaced in one step. A folder means ``replay_buffer.pt`` in it.
 
         Raises:
             ArgumentError: states are graphs.
         """
         if self._graphs is not None:
             raise ArgumentError("states must be tensors to be saved, got graphs")
-        file = _file(path)
-        if not len(self):
-            return
-        if file.suffix == ".pt":
-            self.training_container.save(str(file))
-        else:
-            self._flush_pending()
-            self._renew()
-            save_checkpoint(file, self._rows.rb)
+        if len(self):
+            with published(_file(path)) as stream:
+                torch.save(self.training_container.to_tensordict().to_dict(), stream)
 
     def load(self, path: str) -> None:
         """Replace the items by those of a file.
 
-        A file of torchgfn's with more items than the capacity is loaded whole, and cut at the next
-        add.
+        A file with more items than the capacity is loaded whole, and cut at the next add.
 
         Args:
-            path: a file or folder as in :meth:`save`. torchgfn's files are read with
-                ``weights_only``.
+            path: a file or folder as in :meth:`save`, read with ``weights_only``.
 
         Raises:
             CheckpointError: the file is missing, damaged, compressed or of something else. The
                 buffer is unchanged.
         """
         file = _file(path)
-        if is_torch_file(file):
-            raw = read_torch_file(file, self.env.device)
-            kind = _KINDS["terminating_idx" not in raw and 1 + ("next_states" not in raw)]
-            try:
-                container = kind.from_tensordict(self.env, TensorDict(raw, []))
-            except Exception as error:
-                raise CheckpointError(f"{file} contains no {kind.__name__}: {error}") from error
-            self.training_container = container
-            return
-        rows = RowStore(self.env, self.capacity, self._writer, self._graphs)
-        load_checkpoint(file, rows.rb)
-        self.training_container = None
-        self._rows, self._made_with = rows, self._settings()
-        self._kind = type(rows.at(torch.tensor([0])))
+        raw = read_torch_file(file, self.env.device)
+        kind = _KINDS["terminating_idx" not in raw and 1 + ("next_states" not in raw)]
+        try:
+            container = kind.from_tensordict(self.env, TensorDict(raw, []))
+        except Exception as error:
+            raise CheckpointError(f"{file} contains no {kind.__name__}: {error}") from error
+        self.training_container = container
 
     def timing_log(self) -> str:
         """Return a text of how long adds and draws took."""
@@ -378,9 +362,8 @@ class ReplayBuffer(Checked):
             self._store(rows_of(held, self._graphs))
 
     def _flush_pending(self) -> None:
-        pending, self._pending_rows = self._pending_rows, []
-        for rows in pending:
-            self._store(rows)
+        while self._pending_rows:
+            self._store(self._pending_rows.pop(0))
 
     def _worker(self) -> SharedWorker | None:
         """Return this process's connection to the manager, if there is a manager."""
@@ -445,25 +428,8 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
         capacity: the number of items kept.
         cutoff_distance: items at most this far apart are near; below 0 nothing is compared.
         p_norm_distance: p of the norm between terminating states with their conditions.
-        *remote: keywords below by position.
-        **options: keywords below.
-
-    Keyword Args:
-        remote_manager_rank: rank of the manager that added items are sent to. Default: None, which
-            sends nothing.
-        remote_buffer_freq: number of adds whose items are sent together. Default: 1.
-        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
-            processes of torch.distributed. Its first use in a process waits for all processes.
-            Default: "mpi".
-        timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
-            waiting for a reply. Default: False.
-        async_score: read the reply to a batch at the next add. Default: False.
-        async_comm: never wait for a reply. Default: False.
-        lazy_sort: store added items together, once they are twice the capacity. Default: False.
-        baseline_filtering: send only rows above the manager's baseline. Default: False.
-        scoring_only: send only terminating states and their log-rewards. Default: False.
-        baseline_refresh_after: number of batches in a row that the filter empties before one is
-            sent whole. Default: 10.
+        *remote: the other arguments of :class:`ReplayBuffer` from ``remote_manager_rank`` on.
+        **options: these by name.
 
     Raises:
         ArgumentError: states are graphs, between which there are no distances.
@@ -514,21 +480,7 @@ class TerminatingStateBuffer(ReplayBuffer):
             processes of torch.distributed. Its first use in a process waits for all processes.
         timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
             waiting for a reply.
-        **options: keywords below.
-
-    Keyword Args:
-        prioritized_capacity: keep the items of highest reward. Default: False, the newest.
-        prioritized_sampling: draw items in proportion to their reward. Default: False, uniformly.
-        remote_manager_rank: rank of the manager that added items are sent to. Default: None, which
-            sends nothing.
-        remote_buffer_freq: number of adds whose items are sent together. Default: 1.
-        async_score: read the reply to a batch at the next add. Default: False.
-        async_comm: never wait for a reply. Default: False.
-        lazy_sort: store added items together, once they are twice the capacity. Default: False.
-        baseline_filtering: send only rows above the manager's baseline. Default: False.
-        scoring_only: send only terminating states and their log-rewards. Default: False.
-        baseline_refresh_after: number of batches in a row that the filter empties before one is
-            sent whole. Default: 10.
+        **options: the other arguments of :class:`ReplayBuffer`.
     """
 
     def __init__(

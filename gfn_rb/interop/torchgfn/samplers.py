@@ -143,19 +143,15 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
             trajectories: torchgfn's trajectories, n of them; only their objects count.
             save_estimator_outputs: whether to save the logits at each step.
             save_logprobs: whether to save the forward log-probabilities of the proposals, in nats:
-                as in torchgfn, those of the policy without the keywords below.
+                as in torchgfn, those of the policy without exploration.
             back_steps: number of moves to undo, int64 [n]; at most the moves of each row. Give
                 ``back_steps`` or ``back_ratio``.
             back_ratio: share of moves to undo, above 0 and at most 1.
             use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
                 is accepted if its reward is strictly higher.
             debug: whether to compare the proposals with those that a plain loop puts together.
-            **policy_kwargs: keywords below.
-
-        Keyword Args:
-            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-            temperature: divisor of the logits, above 0. Default: 1.
-            sf_bias: number subtracted from the logit of the exit action. Default: 0.
+            **policy_kwargs: ``epsilon``, ``temperature`` and ``sf_bias``, see
+                :meth:`Sampler.sample_trajectories`.
 
         Returns:
             The proposals, and which rows were accepted, bool [n].
@@ -274,12 +270,8 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
             back_ratio: share of moves to undo, above 0 and at most 1.
             use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
                 is accepted if its reward is strictly higher.
-            **policy_kwargs: keywords below. Others are for torchgfn's code.
-
-        Keyword Args:
-            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-            temperature: divisor of the logits, above 0. Default: 1.
-            sf_bias: number subtracted from the logit of the exit action. Default: 0.
+            **policy_kwargs: ``epsilon``, ``temperature`` and ``sf_bias``, see
+                :meth:`Sampler.sample_trajectories`.
 
         Returns:
             The sampled trajectories, followed by the proposals of each loop.
