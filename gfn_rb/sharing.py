@@ -15,11 +15,11 @@ import os
 import tempfile
 import threading
 import weakref
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import chain
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -55,13 +55,10 @@ class SlotState(Protocol):
 
 @runtime_checkable
 class SlotJournal(AbstractContextManager[Any], Protocol):
-    """Recorder of the changes of a storage, which appends them to a file when its block ends."""
+    """Recorder of the changes of a storage, which writes them to a file when its block ends."""
 
     def record(self, slot: Tensor) -> None:
-        """Note that rows, and what is kept beside them, are about to change."""
-
-    def record_beside(self, slot: Tensor) -> None:
-        """Note that what is kept beside rows is about to change."""
+        """Note that rows, or what is kept beside them, are about to change."""
 
     def record_empty(self) -> None:
         """Note that the storage is being emptied."""
@@ -69,8 +66,8 @@ class SlotJournal(AbstractContextManager[Any], Protocol):
     def record_all(self) -> None:
         """Note that all there was has been replaced."""
 
-    def compacting(self, path: Path, secret: Any) -> AbstractContextManager[Any]:
-        """Return a block that saves a checkpoint, which the journal continues from then on."""
+    def save_states(self, states: list[dict[str, Any]]) -> None:
+        """Save what a checkpoint holds beside the rows, of which changes are not noted."""
 
 
 class WriteLock:
@@ -240,10 +237,17 @@ def is_recorded(storage: Storage) -> bool:
     return lock_of(storage) is not None or journal_of(storage) is not None
 
 
-def recording(storage: Storage) -> AbstractContextManager[Any]:
-    """Return a block within which what happens to a storage is one step of its journal."""
-    journal = journal_of(storage)
-    return nullcontext() if journal is None else journal
+@contextmanager
+def recording(storage: Storage) -> Iterator[None]:
+    """Make a block one step of the journal of a storage, under the locks of its buffers."""
+    if (journal := journal_of(storage)) is None:
+        yield
+        return
+    with ExitStack() as stack:
+        for rb in compat.attached_buffers(storage):
+            stack.enter_context(compat.replay_lock(rb))
+        stack.enter_context(journal)
+        yield
 
 
 def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
@@ -252,14 +256,6 @@ def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
         recorder = vars(storage).get(name)
         if recorder is not None:
             recorder.record(slot)
-
-
-def write_at(descriptor: int, at: int, data: memoryview) -> int:
-    """Write bytes to a place of a file, and return where they end."""
-    while data:
-        n = os.pwrite(descriptor, data, at)
-        at, data = at + n, data[n:]
-    return at
 
 
 def _is_shared(storage: Storage, writer: SlotState | None) -> bool:

@@ -394,6 +394,11 @@ def replay_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
     return rb._replay_lock
 
 
+def set_replay_lock(rb: ReplayBuffer, lock: AbstractContextManager[Any]) -> None:
+    """Set what keeps other threads from using a buffer (``ReplayBuffer._replay_lock``)."""
+    rb._replay_lock = lock
+
+
 def write_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:
     """Return what keeps other processes from writing (``ReplayBuffer._write_lock``)."""
     return rb._write_lock

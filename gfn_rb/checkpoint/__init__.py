@@ -14,9 +14,9 @@ if TYPE_CHECKING:
         save_state,
         schedule_state,
     )
-    from gfn_rb.checkpoint.changes import recover
     from gfn_rb.checkpoint.journal import Journal
     from gfn_rb.checkpoint.opening import open_buffer
+    from gfn_rb.checkpoint.recovery import recover
     from gfn_rb.codec.secret import Secret
 
 __all__ = [
@@ -37,7 +37,7 @@ __getattr__ = lazy_exports(
     __name__,
     api="AtomicCheckpoint Secret inspect_checkpoint load_checkpoint load_state save_checkpoint"
     " save_state schedule_state",
-    changes="recover",
     journal="Journal",
     opening="open_buffer",
+    recovery="recover",
 )

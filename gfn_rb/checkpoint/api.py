@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,14 @@ from gfn_rb.errors import (
     CheckpointError,
     CheckpointMismatchError,
 )
-from gfn_rb.sharing import SlotJournal, journal_of
+from gfn_rb.sharing import journal_of
 
 CHECKPOINT_NAME = "buffer.gfnrb"  # in a folder of AtomicCheckpoint
 
 _CPU = torch.device("cpu")
 
 # The values of a file; save_state writes the last one alone.
-ROWS, BUFFERS, JOURNAL, VALUES = "rows", "buffers", "journal", "values"
+ROWS, BUFFERS, VALUES = "rows", "buffers", "values"
 
 
 def save_checkpoint(
@@ -68,21 +67,10 @@ def save_checkpoint(
         >>> policy.load_state_dict(extra["model"])
     """
     journal = journal_of(rb.storage) if isinstance(rb, ReplayBuffer) else None
-    save_buffer(path, rb, journal, secret, extra)
-
-
-def save_buffer(
-    path: str | PathLike[str],
-    rb: ReplayBuffer,
-    journal: SlotJournal | None,
-    secret: Secret | None,
-    extra: dict[str, Any],
-) -> None:
-    """Save a buffer in one file, and have its journal continue that."""
-    compacting = nullcontext() if journal is None else journal.compacting(resolved(path), secret)
-    with snapshot_of(rb) as (state, rows), compacting as position:
-        parts = {ROWS: rows, BUFFERS: state, JOURNAL: position}
-        _save_parts(path, parts, "extra", extra, secret)
+    with snapshot_of(rb) as (states, rows):
+        if journal is not None:
+            journal.save_states(states)
+        _save_parts(path, {ROWS: rows, BUFFERS: states}, "extra", extra, secret)
 
 
 def load_checkpoint(

@@ -51,7 +51,7 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
                     os.fsync(stream.fileno())
                     checked.result()
             os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -67,7 +67,7 @@ def link(source: Path, target: Path) -> None:
             shutil.copyfileobj(stream, copy)
         return
     os.replace(temporary, target)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def _mode_to_keep(path: Path) -> int | None:
@@ -127,14 +127,15 @@ def remove_abandoned(folder: Path, stem: str | None = None) -> None:
     """Remove the temporary files that killed processes have left in a folder."""
     of = ".+" if stem is None else re.escape(stem)
     pattern = re.compile(rf"\.{of}\.[0-9a-f]{{16}}\.tmp")
-    for entry in os.scandir(folder):
-        if pattern.fullmatch(entry.name):
-            with suppress(OSError), open(entry.path, "r+b") as stream:
+    for name in os.listdir(folder):
+        if pattern.fullmatch(name):
+            with suppress(OSError), open(folder / name, "r+b") as stream:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(entry.path)
+                os.unlink(folder / name)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,9 @@
-"""A journal of a buffer: a redo log of what changed since its last checkpoint."""
+"""A journal of a buffer: an SQLite database that has each change of the buffer."""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import threading
@@ -10,72 +11,81 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import require_choice
-from gfn_rb.checkpoint.api import resolved, save_buffer
-from gfn_rb.checkpoint.atomic import link
-from gfn_rb.checkpoint.changes import Changes, redo, slot_states
-from gfn_rb.checkpoint.log import JournalLog
+from gfn_rb.checkpoint.api import resolved
+from gfn_rb.checkpoint.buffers import State, snapshot_of
+from gfn_rb.checkpoint.database import COUNTS, Database
+from gfn_rb.checkpoint.slots import (
+    contents_of,
+    counts_of,
+    restore_slots,
+    slot_states,
+    used_slots,
+)
+from gfn_rb.codec.files import ValueFile, write_file
+from gfn_rb.codec.primitives import from_text, one_line
 from gfn_rb.codec.secret import Secret
-from gfn_rb.errors import ArgumentError, CheckpointError
+from gfn_rb.codec.values import Encoder
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError, GfnRbError
 from gfn_rb.sharing import journal_of, keep_journal
-from gfn_rb.storages import slots_to_allocate
-from gfn_rb.torchrl_compat import mutation_revision
 
 Sync = Literal["always", "interval", "never"]
 
 _INTERVAL = 1.0  # seconds between two times that changes are written and synced
-_OUTGROWN = 4  # times the size of its checkpoint, from which on a journal is compacted when opened
-_LEAST = 1 << 22  # bytes up to which it is not, however small its checkpoint
+_BASE = "base"  # the states of the last checkpoint
+
+_log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Appends the changes of a buffer to a file, and restores the buffer from it.
+    """Writes the changes of a buffer to an SQLite database, and restores the buffer from it.
 
-    The file continues a checkpoint beside it. If both exist, the constructor restores the buffer as
-    of the last whole record: rows with slots, ages and generations, the state of the writer,
-    priorities and counts. A kill at any time leaves two files that belong together.
-
-    The file grows until ``save_checkpoint(path, rb)`` saves the buffer with the journal's secret.
-    The journal then continues that checkpoint and starts anew. :meth:`compact` does so without
-    another file. A journal four times as large as its checkpoint is compacted when it is opened.
+    Each call that changes the buffer is one transaction. If the file exists, the constructor
+    restores the buffer as of the last transaction: rows with slots, ages and generations, the state
+    of the writer, priorities and counts. The file holds each slot once, so it does not grow with
+    the number of calls.
 
     The journal records every change through the buffer and its writer, including ``empty``,
     ``writer.remove`` and ``load_checkpoint``. TorchRL does not announce ``rb[i] = row`` and
     ``rb.set_``. The journal detects them by the storage's revision, and the next call or
-    :meth:`sync` writes all rows. It does not detect values written into the storage's tensors; the
-    next checkpoint contains them. Draws are not recorded: random generators, epochs and schedules
-    are those of the checkpoint.
+    :meth:`sync` writes all rows. It does not detect values written into the storage's tensors.
+    Draws are not recorded: random generators, epochs, schedules and prefetched batches are those of
+    the last :func:`save_checkpoint` of the buffer, or of the time when the journal was begun.
+
+    A call that cannot write raises. The buffer then has the change, and the next call that can
+    write has it, too.
 
     Args:
         rb: buffer of one process, with a one-dimensional ``TensorStorage`` or a ``ListStorage`` of
             TensorDicts, and a writer of gfn_rb. ``rb.journal`` is set to this journal.
-        path: the file. The checkpoint has the same name with ``.gfnrb`` appended.
+        path: the database. While it is open, SQLite's log is in ``path`` with ``-wal`` appended. A
+            file with ``-mark`` appended holds the number of the last synced transaction. The three
+            belong together.
         sync: when changes are on disk.
-            "always": when the call that made them returns.
+            "always": when the call that made them returns (``synchronous=FULL``).
             "interval": a call that ends a second or more after the last sync writes and syncs all
             changes; the next such call, :meth:`sync` or :meth:`close` writes later ones.
-            "never": the operating system has them when the call returns; they survive a killed
-            process, but not a machine that stops.
-        secret: :class:`~gfn_rb.checkpoint.Secret` to write and read both files with; None for files
+            "never": the operating system has them when the call returns (``synchronous=NORMAL``);
+            they survive a killed process, but not a machine that stops.
+        secret: :class:`~gfn_rb.checkpoint.Secret` to write and read the files with; None for files
             without one.
 
     Attributes:
-        path: the file.
-        checkpoint: the checkpoint that it continues, which ``load_checkpoint`` can read.
+        path: the database.
 
     Raises:
         ArgumentError: the buffer cannot have a journal, or another process uses the file.
-        CheckpointError: the file cannot be opened, read or written.
-        CheckpointCorruptError: a synced record is damaged or missing. After the last synced record,
-            the file ends at the first torn record instead.
+        CheckpointError: the files cannot be opened, read or written.
+        CheckpointCorruptError: a row is damaged, or a synced transaction is missing.
         CheckpointMismatchError: the file is of another buffer or another version.
         SecretError: the file was made with another secret, or was changed.
 
@@ -94,39 +104,44 @@ class Journal:
         require_choice("sync", sync, ("always", "interval", "never"))
         self._rb, self._parts, self._sync = rb, slot_states(rb), sync
         self.path = resolved(path)
-        self.checkpoint = self.path.with_name(self.path.name + ".gfnrb")
         self._process = os.getpid()
-        self._turn, self._depth = threading.RLock(), 0  # blocks that a thread has entered
-        self._revision = mutation_revision(rb.storage)  # after the last change that was recorded
-        self._n_recorded = 0  # changes recorded when the outermost block was entered
-        self._is_paused = self._is_closed = False
-        if isinstance(other := journal_of(rb.storage), Journal) and not other._is_closed:
+        other: Any = journal_of(rb.storage)
+        if other is not None and not other._is_closed:
             raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
-        self._refused: Any = None  # changes and counters that could not be written
-        self._pending, self._known = Changes(), self._counters()
+        self._pending: list[Tensor] = []  # slots that changed since the last transaction
+        self._n_recorded = self._n_before = 0  # calls of record, and before the present block
+        self._refused: Any = None  # what the disk refused to take
+        self._is_paused = self._is_closed = False
         self._written_at = time.monotonic()
-        self._log = JournalLog(self.path, secret)
+        self._database = Database(self.path, secret)
+        if other is not None:
+            other._is_paused = True  # or it would let no rows be restored
         try:
-            is_new = not self._redo()
-            if is_new:  # in this order: a checkpoint alone looks as if its journal were lost
-                self._log.begin(secrets.token_hex(8), 1)
-            else:
-                self._log.sync()
-            base = self.checkpoint.stat().st_size if self.checkpoint.exists() else 0
-            if is_new or self._log.end.nbytes > max(_LEAST, _OUTGROWN * base):
-                self.compact()
+            if not self._restore():
+                self._begin()
         except BaseException:
             self._give_up()
+            if other is not None:
+                other._is_paused = False
             raise
-        self._revision = mutation_revision(rb.storage)
+        self._known = self._counters()
+        self._revision = compat.mutation_revision(rb.storage)  # after the last recorded change
         keep_journal(rb, self)
         rb.journal, rb.empty = self, self._empty
+        _opened.add(self)
         atexit.register(_close, weakref.ref(self))
+
+    def _begin(self) -> None:
+        self._database.begin(secrets.token_hex(8))
+        with snapshot_of(self._rb) as (states, _):
+            self.record(used_slots(self._rb))
+            self._write({_BASE: self._encoded(states)}, sync=True)
+        self._database.sync_mark()
 
     @property
     def position(self) -> dict[str, Any]:
-        """The name of the journal and the number of its last record."""
-        return {"journal": self._log.name, "number": self._log.end.number}
+        """The name of the journal and the number of its last transaction."""
+        return {"journal": self._database.name, "number": self._database.number}
 
     def continues(self, position: Any) -> bool:
         """Return whether the journal contains everything up to a position.
@@ -134,9 +149,9 @@ class Journal:
         Args:
             position: :attr:`position` of any journal, or None.
         """
-        if not isinstance(position, dict) or position.get("journal") != self._log.name:
+        if not isinstance(position, dict) or position.get("journal") != self._database.name:
             return False
-        return bool(position["number"] <= self._log.end.number)
+        return bool(position["number"] <= self._database.number)
 
     def sync(self) -> None:
         """Write all changes to disk, and return when they are there.
@@ -144,40 +159,37 @@ class Journal:
         Raises:
             CheckpointError: writing to the disk failed.
         """
-        with self._turn:
-            if not self._is_closed:
-                self._require_open()
-                self._append(sync=True)
-
-    def compact(self) -> None:
-        """Save a checkpoint and start the file anew. The buffer is locked meanwhile.
-
-        Raises:
-            CheckpointError: writing to the disk failed, or the journal is closed. The older files
-                are unchanged.
-        """
-        self._require_open()  # or somebody else may have the files by now
-        save_buffer(self.checkpoint, self._rb, self, self._log.secret, {})
+        if self._is_closed or self._is_paused:
+            return
+        self._require_open()
+        with compat.replay_lock(self._rb):
+            self._record_writes_in_place()
+            if self._has_changed() or not self._database.is_synced:
+                self._write({}, sync=True)
+            self._database.sync_mark()
 
     def close(self) -> None:
-        """Write the remaining changes and release the file. The buffer accepts no rows any more.
+        """Write the remaining changes and release the files. The buffer accepts no rows any more.
 
         Raises:
             CheckpointError: writing to the disk failed.
         """
         if self._is_closed or self._process != os.getpid():
             return
-        with self._turn:
-            self._append(sync=True)
+        with compat.replay_lock(self._rb):
+            self.sync()
             self._give_up()
 
     def _give_up(self) -> None:
         self._is_closed = True
-        self._log.close()
+        self._database.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_log"):
-            self.close()
+        if hasattr(self, "_known"):
+            try:
+                self.close()
+            except GfnRbError as error:
+                _log.warning("changes are lost: %s", error)
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
@@ -195,115 +207,130 @@ class Journal:
             yield
         finally:
             try:
-                self._redo()
+                self._restore()
             except BaseException:  # the file is valid, and must not continue with this buffer
                 self._give_up()
                 raise
             finally:
+                self._known, self._revision = (
+                    self._counters(),
+                    compat.mutation_revision(self._rb.storage),
+                )
                 self._is_paused = False
-                self._revision = mutation_revision(self._rb.storage)
 
-    # Write lock of the buffer.
+    # What the storage's writers tell. Each block of the buffer is under its lock.
 
     def __enter__(self) -> None:
-        """Keep other threads from writing to the buffer."""
-        self._turn.acquire()
-        self._depth += 1
-        if self._depth == 1:
+        """Begin a block that may change the buffer."""
+        if not (self._is_closed or self._is_paused):
             self._record_writes_in_place()
-            self._n_recorded = len(self._pending)
+            self._n_before = self._n_recorded
 
     def __exit__(self, *_: object) -> None:
-        """Append the changes, if they are due."""
-        self._depth -= 1
-        if not self._depth:
-            if len(self._pending) == self._n_recorded:
-                self._record_writes_in_place()
-            self._revision = mutation_revision(self._rb.storage)
-        try:
-            if not self._depth and self._is_due():
-                self._append(sync=self._sync != "never")
-        finally:
-            self._turn.release()
+        """Write the changes, if they are due. What an earlier block left is among them."""
+        if self._is_paused:
+            return
+        if self._n_recorded == self._n_before and not self._is_closed:
+            self._record_writes_in_place()
+        self._revision = compat.mutation_revision(self._rb.storage)
+        if self._is_due():
+            self._write({}, sync=self._sync != "never")
 
     def record(self, slot: Tensor) -> None:
-        """Record that rows, and the values of writer and sampler for them, are about to change."""
-        self._pending.rows.append(slot.reshape(-1).clone())
-
-    def record_beside(self, slot: Tensor) -> None:
-        """Record that values of writer and sampler are about to change."""
-        self._pending.beside.append(slot.reshape(-1).clone())
+        """Record that rows, or the values of writer and sampler for them, are about to change."""
+        if not self._is_paused:
+            self._require_open()  # before anything changes
+            self._n_recorded += 1
+            self._pending.append(slot.reshape(-1).to("cpu", torch.int64, copy=True))
 
     def record_empty(self) -> None:
         """Record that the storage is being emptied."""
-        self._pending.emptied += 1
-
-    def _empty(self, empty_write_count: bool = True) -> None:
-        """Empty the buffer in one step of the journal; it is the buffer's ``empty``."""
-        with self:
-            type(self._rb).empty(self._rb, empty_write_count)
+        # Emptying raises all generations.
+        self.record(used_slots(self._rb) if self._rb.writer.tracks_generations else _NO_SLOT)
 
     def record_all(self) -> None:
         """Record that all rows have been replaced."""
-        storage = self._rb.storage
-        self.record_empty()
-        self.record(torch.arange(slots_to_allocate(storage, len(storage))))
+        self.record(used_slots(self._rb))
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        """Empty the buffer in one block; it is the buffer's ``empty``."""
+        with compat.replay_lock(self._rb), self:
+            type(self._rb).empty(self._rb, empty_write_count)
 
     def _record_writes_in_place(self) -> None:
         """Record all rows if some were changed past the writer."""
-        if (revision := mutation_revision(self._rb.storage)) != self._revision:
+        if (revision := compat.mutation_revision(self._rb.storage)) != self._revision:
             self.record(torch.arange(len(self._rb.storage)))
             self._revision = revision
 
-    @contextmanager
-    def compacting(self, path: Path, secret: Secret | None) -> Iterator[dict[str, Any] | None]:
-        """Begin anew after a checkpoint that a block saves; yield the position to save, or None."""
-        if self._is_paused or self._is_closed or secret != self._log.secret:
-            yield None
-            return
-        self._append(sync=True)
-        yield self.position
-        if path != self.checkpoint:
-            with self._log.named_errors():
-                link(path, self.checkpoint)
-        if self._log.first <= self._log.end.number:
-            self._log.begin(self._log.name, self._log.end.number + 1)
+    def save_states(self, states: list[State]) -> None:
+        """Save the states of a checkpoint that is being written, for what is not recorded."""
+        if self._process == os.getpid() and not (self._is_paused or self._is_closed):
+            self._record_writes_in_place()
+            self._write({_BASE: self._encoded(states)}, sync=True)
+
+    # Writing and reading.
+
+    def _has_changed(self) -> bool:
+        return bool(self._pending) or self._counters() != self._known
 
     def _is_due(self) -> bool:
+        if not self._has_changed():
+            return False
         if self._refused is not None:  # a call that only draws does not raise again
             return bool(self._refused != (len(self._pending), self._counters()))
-        if self._sync == "interval" and not self._is_closed:
-            return time.monotonic() - self._written_at >= _INTERVAL
-        return True
+        is_waiting = self._sync == "interval" and not self._is_closed
+        return not is_waiting or time.monotonic() - self._written_at >= _INTERVAL
 
-    def _append(self, sync: bool) -> None:
-        """Append all changes since the last record."""
-        if self._is_paused:
-            return
-        if not self._depth:
-            self._record_writes_in_place()
+    def _write(self, values: dict[str, bytes], sync: bool) -> None:
+        """Write all changes in one transaction."""
+        self._require_open()
+        rb, n = self._rb, len(self._pending)
+        counts = counts_of(rb, self._parts)
+        slot = torch.cat([_NO_SLOT, *self._pending])
+        slot = slot[(slot >= 0) & (slot < rb.storage.max_size)].unique()
+        n_slots = len(rb.storage)
+        if rb.writer.tracks_generations and len(slot):
+            n_slots = max(n_slots, self._database.n_slots, 1 + int(slot[-1]))
+        slot = slot[slot < n_slots]
+        contents = contents_of(rb, self._parts, slot)
         try:
-            if len(self._pending) or self._counters() != self._known:
-                self._require_open()
-                records = self._pending.records(self._rb, self._parts)
-                self._log.append(records)
-                self._known, self._pending = records[-1].counts["counters"], Changes()
-            if sync and not self._is_closed and not self._log.is_synced:
-                number = self._log.end.number
-                try:
-                    self._log.sync()
-                finally:
-                    if self._log.end.number < number:  # the log has dropped what may be lost
-                        self.record_all()
-        except BaseException:
+            self._database.write(slot.tolist(), contents, n_slots, counts, values, sync)
+        except CheckpointError:
             self._refused = len(self._pending), self._counters()
             raise
-        self._refused, self._written_at = None, time.monotonic()
+        # Only what is in the file is forgotten. An interrupt before has it written once more.
+        del self._pending[:n]
+        self._known, self._refused = counts["counters"], None
+        self._written_at = time.monotonic()
 
-    def _redo(self) -> bool:
-        has_files = redo(self._log, self.checkpoint, self._rb, self._parts)
-        self._pending, self._known = Changes(), self._counters()
-        return has_files
+    def _encoded(self, states: list[State]) -> bytes:
+        encoder, stream = Encoder(), BytesIO()
+        try:
+            nodes = {_BASE: encoder.encode(states, "buffers")}
+        except ValueError as error:
+            raise CheckpointError(f"cannot save {error}") from None
+        write_file(stream, nodes, encoder.tensors, self._database.secret)
+        return stream.getvalue()
+
+    def _restore(self) -> bool:
+        """Restore the buffer, and return whether there was anything to restore."""
+        if (values := self._database.values()) is None:
+            return False
+        self._database.check_mark()
+        slots, contents = self._database.rows()
+        try:
+            counts = from_text(values[COUNTS])
+            self._database.check_total(slots, contents, counts["total"])
+            states = ValueFile(self.path, self._database.secret, values[_BASE]).value(_BASE)
+            restore_slots(self._rb, self._parts, states, counts, slots, contents)
+        except GfnRbError:
+            raise
+        except Exception as error:
+            raise CheckpointCorruptError(
+                f"{self.path} is no sound journal: it does not fit the buffer: {one_line(error)}"
+            ) from error
+        return True
 
     def _counters(self) -> list[list[Any]]:
         return [part.counters() for part in self._parts]
@@ -322,6 +349,21 @@ class Journal:
         raise ArgumentError(f"journal must belong to one process, got {self.path} to be sent")
 
 
+_NO_SLOT = torch.empty(0, dtype=torch.int64)
+
+
 def _close(journal: weakref.ref[Journal]) -> None:
     if alive := journal():
         alive.close()
+
+
+_opened: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _release_locks() -> None:
+    """Release what a thread held when the process was forked, which this child does not have."""
+    for journal in _opened:
+        compat.set_replay_lock(journal._rb, threading.RLock())
+
+
+os.register_at_fork(after_in_child=_release_locks)

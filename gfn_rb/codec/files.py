@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,7 +39,7 @@ _CPU = torch.device("cpu")
 
 
 def write_file(
-    stream: BinaryIO,
+    stream: BinaryIO | BytesIO,
     values: dict[str, Node],
     tensors: list[Tensor],
     secret: Secret | None = None,
@@ -79,14 +80,17 @@ def check_written(path: Path, secret: Secret | None = None) -> None:
 
 
 class ValueFile:
-    """A file opened for reading, its head checked: the layout of its tensors, its nodes by name."""
+    """A file opened for reading, its head checked: the layout of its tensors, its nodes by name.
 
-    def __init__(self, path: Path, secret: Secret | None = None) -> None:
+    With data, these are the content instead, of which errors name the file.
+    """
+
+    def __init__(self, path: Path, secret: Secret | None = None, data: bytes | None = None) -> None:
         self.path = path
-        data = mapped(path)
+        held = mapped(path) if data is None else np.frombuffer(bytearray(data), np.uint8)
         with self.named_errors():
-            self.prefix, running = Prefix.checked(data.data, "it", FILE, secret)
-            self.content = Content(data, self.prefix, running, "it")
+            self.prefix, running = Prefix.checked(held.data, "it", FILE, secret)
+            self.content = Content(held, self.prefix, running, "it")
         self.nodes, self.layout = self.content.nodes, self.content.layout
 
     def verify(self) -> None:

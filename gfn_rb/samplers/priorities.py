@@ -103,7 +103,7 @@ class HeldPriorities:
             self.values(storage)  # or what others wrote before would take this priority away
         held = self._of(storage)
         if journal := journal_of(storage):
-            journal.record_beside(index)
+            journal.record(index)
         held[index.to(held.device, non_blocking=True)] = priority.to(held, non_blocking=True)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))

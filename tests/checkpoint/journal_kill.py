@@ -7,9 +7,9 @@ the one after it, whose acknowledgement the kill may have cut off; with ``sync="
 be fewer, but none that an earlier one found. Rows are compared whole. At last
 each buffer goes on like one that was not killed.
 
-extend     nothing else; the journal is compacted now and then when it is opened
+extend     nothing else
 load       likewise, but it is killed while it opens the journal
-compact    a thread compacts it all the time
+sync       a thread syncs it all the time
 save       it saves a checkpoint after each batch, which must be whole as well
 refused    the disk is full at times, and the folder not its to write to
 orphan     it has forked, and what it forked lives on when the next one opens the journal
@@ -156,10 +156,10 @@ def extend(place, tell, each=lambda rb, k: None):
         each(rb, k + 1)
 
 
-def compact(place, tell):
+def sync(place, tell):
     def begin(rb, _):
         if threading.active_count() < 3:
-            threading.Thread(target=rb.journal.compact).start()
+            threading.Thread(target=rb.journal.sync).start()
 
     extend(place, tell, begin)
 
@@ -180,7 +180,7 @@ def refused(place, tell):
         if place.pick.random() < 0.3:
             if is_root:
                 os.seteuid(0)
-            room = place.path.stat().st_size + place.pick.randrange(3000)
+            room = Path(f"{place.path}-wal").stat().st_size + place.pick.randrange(3000)
             limit = place.pick.choice((room, most))
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
             if is_root:
@@ -243,7 +243,7 @@ def rank(place, tell):
 PLACES = {
     "extend": extend,
     "load": extend,
-    "compact": compact,
+    "sync": sync,
     "save": save,
     "refused": refused,
     "orphan": orphan,
@@ -358,7 +358,7 @@ def faults_of_threads(told, rows, sync):
 def kill_loop(folder, n_kills, seed):
     """Return how often each place was killed, how often that was right, and what was wrong."""
     torch.set_num_threads(1)
-    journal._LEAST, journal._OUTGROWN, journal._INTERVAL = 20_000, 1, 0.05
+    journal._INTERVAL = 0.05
     pick = random.Random(seed)
     for kind in KINDS:  # once here, for what is loaded late
         make(kind).extend(batch(kind, 0))

@@ -130,8 +130,8 @@ def recover(path: Path, /, *, to: Path | None = None) -> int:
         from gfn_rb.training.session.folder import run_secret
     target = to or path.with_name(f"{path.name}.recovered")
     found = checkpoint.recover(path, target, secret=run_secret())
-    print(f"written   {target}, up to record {found['number']}")
-    print(f"left out  {found['left_out']} bytes: {found['damage'] or 'no damage'}")
+    print(f"written   {target}, up to transaction {found['number']}")
+    print(f"left out  {found['left_out']} rows: {found['damage'] or 'no damage'}")
     return 0
 
 

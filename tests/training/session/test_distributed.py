@@ -70,7 +70,7 @@ def test_each_training_rank_has_a_table_and_numbers_of_its_own(job):
         "config.json", "ranks.json", "report.json", "report.png", "manager-rank2.json",
         "metrics.csv", "metrics-rank1.csv",
         "checkpoint.gfnrb", "checkpoint-rank1.gfnrb", "checkpoint-rank2.gfnrb",
-        "previous.gfnrb", "previous-rank1.gfnrb", "journal-rank2", "journal-rank2.gfnrb",
+        "previous.gfnrb", "previous-rank1.gfnrb", "journal-rank2", "journal-rank2-mark",
     }  # fmt: skip
 
 

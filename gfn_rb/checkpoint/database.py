@@ -1,0 +1,372 @@
+"""The file of a journal: an SQLite database of rows by slot, which one process at a time has open.
+
+==============  =================================================================================
+``PATH``        table ``row``: slot, and a checksum of slot and content before the content; table
+                ``state``: values by name, each with its checksum before it
+``PATH-wal``    SQLite's write-ahead log, while the journal is open or after a kill
+``PATH-mark``   32 bytes: the number of the last transaction that was synced, its journal's name,
+                and their checksum; locked while the journal is open
+==============  =================================================================================
+
+SQLite ends its log at the first page that is damaged, and cannot tell a page that was never written
+from one that was synced and damaged later. The mark can. The exclusive-or of the checksums of all
+rows, which the value ``counts`` holds, tells rows of different moments from rows of one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import struct
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from ctypes import py_object, pythonapi
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+from xxhash import xxh3_64_digest
+
+from gfn_rb.checkpoint.atomic import kind_of, sync_folder, try_lock, unlock
+from gfn_rb.codec.layout import MAGIC
+from gfn_rb.codec.primitives import SUM_NBYTES, from_text, to_text
+from gfn_rb.codec.secret import Secret
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    SecretError,
+)
+
+FORMAT = 5
+COUNTS = "counts"
+
+# In the header of the database, for files without a secret and with one.
+_WITHOUT, _WITH = (int.from_bytes(word, "big") for word in (b"gfnr", b"GFNR"))
+_SQLITE = b"SQLite format 3\0"
+_MARK = struct.Struct("<Q16s8s")
+_RENEWED = "expected the files PATH, PATH-wal and PATH-mark together; gfn-rb recover saves the rest"
+
+Values = dict[str, bytes]
+
+# SQLite's locks are of one process: a forked child has none, and must neither use nor close a
+# connection, which would write the log back. The lock on the mark would last as long as the child.
+_opened: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for database in _opened:
+        pythonapi.Py_IncRef(py_object(database._connection))  # never freed, even as Python ends
+        database._mark.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class Database:
+    """The files of a journal, open and locked.
+
+    Attributes:
+        name: of the journal, at random; empty while there are no transactions.
+        number: of the last transaction.
+        n_slots: number of slots, of which some may have no row.
+        is_synced: whether the last transaction is on disk.
+    """
+
+    def __init__(self, path: Path, secret: Secret | None = None) -> None:
+        self.path, self.secret = path, secret
+        self.name, self.number, self.is_synced = "", 0, True
+        self._application = _WITHOUT if secret is None else _WITH
+        self.n_slots = 0
+        self._sums: np.ndarray = np.zeros(0, np.uint64)  # of the rows, by slot; 0 where none is
+        self._total, self._is_known = 0, True  # their exclusive-or
+        try:
+            self._mark = self._locked_mark()
+            try:
+                self._check_kind()
+                self._connection = self._connected()
+            except BaseException:
+                self._mark.close()
+                raise
+        except OSError as error:
+            raise CheckpointError(f"cannot open the journal {path}: {error.strerror}") from error
+        _opened.add(self)
+
+    def _locked_mark(self) -> BinaryIO:
+        descriptor = os.open(f"{self.path}-mark", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        mark = open(descriptor, "r+b", buffering=0)  # noqa: SIM115
+        if not try_lock(mark):
+            mark.close()
+            raise ArgumentError(
+                f"journal must belong to one buffer of one process, got {self.path}, which "
+                "another has"
+            )
+        return mark
+
+    def _check_kind(self) -> None:
+        """Raise unless the file is a database or empty."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(
+                f"journal must name a file, got the {kind_of(status.st_mode)} {self.path}"
+            )
+        with self.path.open("rb") as stream:  # before SQLite locks it: closing would unlock it
+            head = stream.read(len(_SQLITE))
+        if head.startswith(MAGIC):
+            raise CheckpointMismatchError(
+                f"the journal {self.path} is of format 4 or older, expected {FORMAT}: gfn_rb 0.3.0 "
+                "reads it"
+            )
+        if head and head != _SQLITE:
+            self.refuse(f"it begins with {head!r}")
+
+    def _connected(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=0.0, isolation_level=None, check_same_thread=False
+        )
+        try:
+            with self._reading():
+                connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+                connection.execute("PRAGMA journal_mode=WAL")
+                (kind,) = connection.execute("PRAGMA application_id").fetchone()
+                (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            if tables and kind not in (_WITHOUT, _WITH):
+                self.refuse("it is the database of another application")
+            if tables and kind != self._application:
+                word = "with" if kind == _WITH else "without"
+                raise SecretError(f"the journal {self.path} was made {word} a secret")
+            status = os.stat(self.path)
+            self._identity = status.st_dev, status.st_ino
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # Reading.
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if "locked" in str(error):
+                raise ArgumentError(
+                    f"journal must belong to one process, got {self.path}: {error}"
+                ) from error
+            self.refuse(str(error))
+
+    def values(self) -> Values | None:
+        """Return the checked values by name, None if nothing was ever synced."""
+        with self._reading():
+            held: list[tuple[Any, Any]] = []
+            if self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                held = self._connection.execute("SELECT name, value FROM state").fetchall()
+        mark = os.pread(self._mark.fileno(), _MARK.size, 0)
+        if not held and not mark.strip(b"\0"):
+            return None
+        values = {}
+        for name, value in held:
+            content = bytes(value)[SUM_NBYTES:]
+            if not compare_digest(self._sealed(str(name), content), bytes(value)):
+                self._refuse_sum(f"its value {name!r:.80}")
+            values[name] = content
+        if COUNTS not in values:
+            self.refuse(f"it has no transaction, and a mark of one; {_RENEWED}")
+        counts = from_text(values[COUNTS])
+        self.name, self.number = counts["journal"], counts["number"]
+        return values
+
+    def check_mark(self) -> None:
+        """Raise unless the database has all transactions that were synced."""
+        mark = os.pread(self._mark.fileno(), _MARK.size, 0).ljust(_MARK.size, b"\0")
+        number = _MARK.unpack(mark)[0]
+        if not compare_digest(mark, self._sealed_mark(number)):
+            self.refuse(f"its mark {self.path}-mark is damaged, missing or another's; {_RENEWED}")
+        if number > self.number:
+            self.refuse(
+                f"transaction {number} was on disk, and {self.number} is the last one that is "
+                f"there; {_RENEWED}"
+            )
+
+    def rows(self) -> tuple[list[int], list[bytes]]:
+        """Return all slots in order and their contents, which are checked together."""
+        with self._reading():
+            held = self._connection.execute("SELECT slot, row FROM row ORDER BY slot").fetchall()
+        slots, blobs = [slot for slot, _ in held], [blob for _, blob in held]
+        contents = [blob[SUM_NBYTES:] for blob in blobs]
+        if b"".join(self.sums(slots, contents)) != b"".join(b[:SUM_NBYTES] for b in blobs):
+            self._refuse_sum("a row")
+        return slots, contents
+
+    def sound_row(self, slot: int) -> bytes | None:
+        """Return the content of a row, None if it is missing or damaged."""
+        with suppress(sqlite3.Error):
+            found = self._connection.execute("SELECT row FROM row WHERE slot=?", (slot,)).fetchone()
+            if found and self.sums([slot], [found[0][SUM_NBYTES:]])[0] == found[0][:SUM_NBYTES]:
+                return bytes(found[0][SUM_NBYTES:])
+        return None
+
+    def sums(self, slots: Sequence[int], contents: Sequence[Any]) -> list[bytes]:
+        """Return the checksums of rows."""
+        return [
+            self._sum(slot.to_bytes(8, "little") + content)
+            for slot, content in zip(slots, contents, strict=True)
+        ]
+
+    def _sum(self, content: Any) -> bytes:
+        if self.secret is None:
+            return xxh3_64_digest(content)
+        summed = self.secret.hash()
+        summed.update(content)
+        digest: bytes = summed.digest()
+        return digest
+
+    def _sealed(self, name: str, content: bytes) -> bytes:
+        return self._sum(name.encode() + content) + content
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise that the journal is damaged."""
+        raise CheckpointCorruptError(f"{self.path} is no sound journal: {what}")
+
+    def _refuse_sum(self, what: str) -> NoReturn:
+        if self.secret is not None:
+            raise SecretError(
+                f"the journal {self.path}: {what} was made with another secret, or changed since"
+            )
+        self.refuse(f"{what} is damaged, or was made with a secret")
+
+    # Writing.
+
+    def begin(self, name: str) -> None:
+        """Make the tables of a new journal."""
+        self.name = name
+        with self.named_errors():
+            with self._connection as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA application_id={self._application}")
+                connection.execute("CREATE TABLE IF NOT EXISTS row (slot INTEGER PRIMARY KEY, row)")
+                connection.execute("CREATE TABLE IF NOT EXISTS state (name PRIMARY KEY, value)")
+            sync_folder(self.path.parent)
+
+    def write(
+        self,
+        slots: Sequence[int],
+        contents: Sequence[bytes],
+        n_slots: int,
+        counts: Mapping[str, Any],
+        values: Mapping[str, bytes],
+        sync: bool,
+    ) -> None:
+        """Write rows, counters and further values in one transaction.
+
+        Args:
+            slots: different slots below ``n_slots``.
+            contents: content of each of them.
+            n_slots: number of slots; rows beyond are deleted.
+            counts: counters, as JSON takes them.
+            values: further values by name.
+            sync: whether to return when this transaction and all before are on disk.
+        """
+        self._require_place()
+        if not self._is_known:
+            self._read_again()
+        sums, at = self.sums(slots, contents), np.array(slots, np.int64)
+        fresh = np.frombuffer(b"".join(sums), np.uint64)
+        known, xor = self._sums[: self.n_slots], np.bitwise_xor.reduce
+        replaced = known[at[at < self.n_slots]]
+        total = self._total ^ int(xor(known[n_slots:]) ^ xor(replaced) ^ xor(fresh))
+        number = self.number + 1
+        text = to_text({**counts, "journal": self.name, "number": number, "total": total})
+        rows = [
+            (i, checksum + content)
+            for i, checksum, content in zip(slots, sums, contents, strict=True)
+        ]
+        state = [
+            (name, self._sealed(name, each)) for name, each in (*values.items(), (COUNTS, text))
+        ]
+        # What is known here and what is in the file are of one transaction, or are read again.
+        self._is_known = False
+        with self.named_errors():
+            self._commit(rows, state, n_slots, sync)
+            if n_slots > len(self._sums):
+                self._sums = np.resize(self._sums, 2 * n_slots)
+            self._sums[min(n_slots, self.n_slots) :] = 0
+            self._sums[at] = fresh
+            self.n_slots, self._total, self.number = n_slots, total, number
+            self._is_known, self.is_synced = True, sync
+            if sync:
+                self._write_mark()
+
+    def _commit(self, rows: list[Any], state: list[Any], n_slots: int, sync: bool) -> None:
+        connection = self._connection
+        if connection.in_transaction:  # an interrupt came between two calls
+            connection.rollback()
+        connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+        with connection:  # which commits, or rolls back after any error
+            connection.execute("BEGIN IMMEDIATE")
+            if n_slots < self.n_slots:
+                connection.execute("DELETE FROM row WHERE slot >= ?", (n_slots,))
+            connection.executemany("REPLACE INTO row VALUES (?, ?)", rows)
+            connection.executemany("REPLACE INTO state VALUES (?, ?)", state)
+
+    def _read_again(self) -> None:
+        if (values := self.values()) is not None:
+            self.check_total(*self.rows(), from_text(values[COUNTS])["total"])
+
+    def check_total(self, slots: Sequence[int], contents: Sequence[bytes], total: int) -> None:
+        """Raise unless the rows are those of one transaction, and continue after them."""
+        sums = np.frombuffer(b"".join(self.sums(slots, contents)), np.uint64)
+        self.n_slots = max(slots, default=-1) + 1
+        self._sums = np.zeros(self.n_slots, np.uint64)
+        self._sums[np.array(slots, np.int64)] = sums
+        self._total, self._is_known = int(np.bitwise_xor.reduce(sums)), True
+        if self._total != total:
+            self.refuse("its rows are not of one transaction, or some are missing")
+
+    def _require_place(self) -> None:
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write the journal {self.path}: {error.strerror}"
+            ) from error
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise CheckpointError(f"the journal {self.path} was replaced by another file")
+
+    def _write_mark(self) -> None:
+        os.pwrite(self._mark.fileno(), self._sealed_mark(self.number), 0)
+
+    def _sealed_mark(self, number: int) -> bytes:
+        name = self.name.encode()
+        return _MARK.pack(number, name, self._sum(b"%d %s" % (number, name)))
+
+    def sync_mark(self) -> None:
+        """Return when the mark is on disk as well.
+
+        Before, a machine that stops may leave an earlier mark, which is true of less.
+        """
+        with self.named_errors():
+            os.fsync(self._mark.fileno())
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Raise errors of the disk as :class:`CheckpointError` that names the journal."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            why = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"cannot write the journal {self.path}: {why}") from error
+
+    def close(self) -> None:
+        """Release the files."""
+        if not self._mark.closed:
+            self._connection.close()
+            unlock(self._mark)
+            self._mark.close()

@@ -1,0 +1,119 @@
+"""Recovery of what is valid of a damaged journal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import closing
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from gfn_rb.checkpoint.api import resolved
+from gfn_rb.checkpoint.atomic import sync_folder, try_lock
+from gfn_rb.checkpoint.database import COUNTS, Database
+from gfn_rb.codec.primitives import from_text
+from gfn_rb.codec.secret import Secret
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointCorruptError,
+    CheckpointError,
+    GfnRbError,
+    SecretError,
+)
+
+LOG, MARK = "-wal", "-mark"  # what the other files of a journal are called behind its name
+
+
+def recover(
+    path: str | PathLike[str], target: str | PathLike[str], *, secret: Secret | None = None
+) -> dict[str, Any]:
+    """Write the valid part of a damaged journal to a new one, which a ``Journal`` can open.
+
+    The old files are unchanged, and may be on a disk that is mounted read-only. The new journal is
+    of the last transaction that is still there. Rows that are damaged in the database itself are
+    left out, and rows from the end take their slots.
+
+    Args:
+        path: the journal, as it was given to ``Journal``.
+        target: new journal; an existing one is replaced.
+        secret: :class:`~gfn_rb.checkpoint.Secret` that the files were made with; None for files
+            without one.
+
+    Returns:
+        ``number`` of the last transaction in the new journal; ``left_out``, the number of rows that
+        are not in it; and ``damage``, a description of the damage, or None.
+
+    Raises:
+        CheckpointError: no journal is at the path, its counters or the states of writer and sampler
+            are damaged, or writing to the disk failed.
+        ArgumentError: another process uses the journal.
+
+    Examples:
+        >>> recover("rb.journal", "recovered.journal")
+        {'number': 41, 'left_out': 0, 'damage': None}
+    """
+    source, new = resolved(path), resolved(target)
+    if not source.exists() or source == new:
+        raise CheckpointError(f"path must name a journal other than target, got {path}")
+    try:
+        with tempfile.TemporaryDirectory(dir=new.parent) as folder:
+            copy, fresh = Path(folder, "copy"), Path(folder, "new")
+            _copy_unused(source, copy)
+            try:
+                found = _rewrite(copy, fresh, secret)
+            except GfnRbError as error:
+                raise type(error)(str(error).replace(str(copy), str(source))) from error
+            new.with_name(new.name + LOG).unlink(missing_ok=True)
+            for name in (MARK, ""):
+                os.replace(f"{fresh}{name}", f"{new}{name}")
+            sync_folder(new.parent)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {target}: {error.strerror}") from error
+    damage = found["damage"]
+    return {**found, "damage": damage and damage.replace(str(copy), str(source))}
+
+
+def _copy_unused(source: Path, copy: Path) -> None:
+    """Copy the files of a journal that no process has open."""
+    mark = Path(f"{source}{MARK}")
+    if mark.exists():
+        with mark.open("rb") as stream:
+            if not try_lock(stream):
+                raise ArgumentError(f"path must name a journal that no process uses, got {source}")
+    for name in ("", LOG, MARK):
+        if Path(f"{source}{name}").exists():
+            shutil.copyfile(f"{source}{name}", f"{copy}{name}")
+
+
+def _rewrite(copy: Path, fresh: Path, secret: Secret | None) -> dict[str, Any]:
+    """Write what is valid in a copy of a journal to a new one, and return what it is."""
+    damage, left_out = None, 0
+    with closing(Database(copy, secret)) as database:
+        values = database.values()
+        if values is None:
+            raise CheckpointCorruptError(f"{copy} is no sound journal: it has no transaction")
+        counts = from_text(values.pop(COUNTS))
+        try:
+            database.check_mark()
+        except CheckpointCorruptError as error:
+            damage = str(error)
+        try:
+            slots, contents = database.rows()
+            database.check_total(slots, contents, counts["total"])
+        except (CheckpointCorruptError, SecretError) as error:
+            damage = damage or str(error)
+            rows = [database.sound_row(i) for i in range(counts["length"])]
+            n = len(rows) - rows.count(None)
+            left_out, counts["length"] = len(rows) - n, n
+            moved = iter([content for content in rows[n:] if content is not None])
+            slots = [*range(n)]
+            contents = [next(moved) if content is None else content for content in rows[:n]]
+        with closing(Database(fresh, secret)) as other:
+            other.begin(database.name)
+            other.number = database.number - 1
+            n_slots = max(slots, default=-1) + 1
+            other.write(slots, contents, n_slots, counts, values, sync=True)
+            other.sync_mark()
+    return {"number": database.number, "left_out": left_out, "damage": damage}

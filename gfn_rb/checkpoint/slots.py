@@ -1,0 +1,266 @@
+"""Slots of a buffer as the contents of a journal's rows, and back.
+
+The content of a slot is the bytes of the values that writer and sampler keep for it, then those of
+the entries of its row. A row of a list or of entries that differ in length is a frame instead.
+Slots behind the last row have the former alone. What a transaction writes are effects, not calls:
+restoring them is exact, and needs no environment or distance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase, lazy_stack
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
+
+from gfn_rb import torchrl_compat as compat
+from gfn_rb.checkpoint.buffers import State, restore
+from gfn_rb.checkpoint.parts import expect, is_count
+from gfn_rb.codec.frames import decode_frame, encode_frame
+from gfn_rb.codec.primitives import DTYPES, LazyBuffer, dtype_name
+from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import mask_key
+from gfn_rb.shapes import Int64, Shaped
+from gfn_rb.sharing import SlotState
+from gfn_rb.storages import EncodedStorage
+
+_ROW = 1  # the kind of a row's frame
+_BESIDE, _ROWS = "beside", "rows"  # of a layout
+
+Layout = dict[str, Any]
+
+
+def slot_states(rb: Any) -> list[SlotState]:
+    """Return the parts of a buffer that keep values for each slot; raise if it is not journaled."""
+    if not isinstance(rb, ReplayBuffer) or getattr(rb, "shared", False):
+        kind = "one that is shared" if isinstance(rb, ReplayBuffer) else type(rb).__qualname__
+        raise ArgumentError(f"journal needs a replay buffer of one process, got {kind}")
+    storage, writer, sampler = rb.storage, rb.writer, rb.sampler
+    if not isinstance(storage, (TensorStorage, ListStorage)) or storage.ndim != 1:
+        raise ArgumentError(
+            "journal needs a TensorStorage of one dimension or a ListStorage, got a "
+            f"{type(storage).__name__}"
+        )
+    if not isinstance(writer, SlotState):
+        raise ArgumentError(
+            f"journal needs a writer that tells what it keeps, such as FIFOWriter, got {writer!r}"
+        )
+    if not isinstance(sampler, SlotState):
+        return [writer]
+    rb.mark_update(torch.empty(0, dtype=torch.int64))  # so that the sampler knows the storage
+    return [writer, sampler]
+
+
+def used_slots(rb: ReplayBuffer) -> Int64[Tensor, "n"]:
+    """Return the slots that hold a row, or a generation that a writer counts on."""
+    n, storage = len(rb.storage), rb.storage
+    if rb.writer.tracks_generations:
+        used = (compat.track_slot_generations(storage) >= 0).nonzero()
+        n = max(n, 1 + int(used.max()) if len(used) else 0)
+    return torch.arange(n)
+
+
+def counts_of(rb: ReplayBuffer, parts: list[SlotState]) -> dict[str, Any]:
+    """Return the counters of a buffer and the layout of its slots, as plain values."""
+    return {
+        "length": len(rb.storage),
+        "cursor": compat.last_cursor(rb.storage),
+        "counters": [part.counters() for part in parts],
+        "transform": {name: each.tolist() for name, each in rb.transform.named_buffers()},
+        "layout": _layout_of(rb, parts),
+    }
+
+
+def contents_of(rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m"]) -> list[bytes]:
+    """Return the contents of slots, in ascending order."""
+    storage = rb.storage
+    rows, beyond = slot.split([n := int((slot < len(storage)).sum()), len(slot) - n])
+    beside = _beside(rb, parts)
+    if not n:
+        frames, leaves = [], beside
+    elif _are_frames(storage):
+        frames, leaves = _frames(storage, rows), beside
+    else:
+        frames, leaves = [], [*beside, *_leaves(storage).values()]
+    contents = _bytes_of(leaves, rows)
+    if frames:
+        contents = [a + b for a, b in zip(contents, frames, strict=True)]
+    return contents + _bytes_of(beside, beyond)
+
+
+def restore_slots(
+    rb: ReplayBuffer,
+    parts: list[SlotState],
+    states: list[State],
+    counts: Mapping[str, Any],
+    slots: Sequence[int],
+    contents: Sequence[bytes],
+) -> None:
+    """Restore a buffer from the states of a checkpoint, and all that a journal has.
+
+    Everything is compared with the buffer before the buffer changes.
+
+    Raises:
+        CheckpointMismatchError: they are of another buffer.
+        Exception: they make no sense, by an error of any class.
+    """
+    storage, n, layout = rb.storage, counts["length"], counts["layout"]
+    present = [_entry(each) for each in _beside(rb, parts)]
+    expect("values kept beside rows", layout[_BESIDE], present)
+    _check_counts(rb, parts, counts)
+    if list(slots[:n]) != list(range(n)):
+        raise ValueError(f"{n} rows are in other slots than 0 to {n - 1}")
+    width = sum(_nbytes(*each) for each in layout[_BESIDE])
+    rows: Any = None
+    if layout[_ROWS] is None:
+        rows = [_row_of(content[width:]) for content in contents[:n]]
+    elif n:
+        names, entries = zip(*layout[_ROWS], strict=True)
+        columns = _columns(contents[:n], [*layout[_BESIDE], *entries])[len(layout[_BESIDE]) :]
+        rows = TensorDict({}, [n])
+        for name, column in zip(names, columns, strict=True):
+            rows.set(tuple(name), column)
+    beside = _columns([content[:width] for content in contents], layout[_BESIDE])
+    is_encoded = isinstance(storage, EncodedStorage)
+    placed = {"length": 0 if is_encoded else n, "cursor": counts["cursor"]}
+    state = {**states[0], "storage": {**states[0]["storage"], **placed}}
+    restore(rb, lambda _: [state], [None if is_encoded else rows])
+    if is_encoded and n:
+        storage.set(range(n), lazy_stack(rows))
+        compat.set_last_cursor(storage, counts["cursor"])
+    # Slots that the journal lacks were never written to, whatever the states know of them.
+    for part in (rb.writer, *parts[1:]):
+        part._empty()
+    if rb.writer.tracks_generations:
+        compat.track_slot_generations(storage).fill_(-1)
+    slot = torch.tensor(slots, dtype=torch.int64)
+    for target, value in zip(_beside(rb, parts), beside, strict=True):
+        is_there = slot < len(target)  # a list is as long as its rows
+        target.index_copy_(0, slot[is_there].to(target.device), value[is_there].to(target.device))
+    buffers = dict(rb.transform.named_buffers())
+    for name, numbers in counts["transform"].items():
+        buffers[name].copy_(torch.tensor(numbers, dtype=buffers[name].dtype))
+    for part, counters in zip(parts, counts["counters"], strict=True):
+        part.roll_back(counters)
+
+
+def _check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str, Any]) -> None:
+    capacity, cursor = rb.storage.max_size, counts["cursor"]
+    expected, came = [part.counters() for part in parts], counts["counters"]
+    fits = {
+        "length": is_count(counts["length"]) and counts["length"] <= capacity,
+        "cursor": cursor is None or (is_count(cursor) and cursor < capacity),
+        "counters": [*map(len, came)] == [*map(len, expected)],
+        "transform": counts["transform"].keys() == dict(rb.transform.named_buffers()).keys(),
+    }
+    for name, is_sound in fits.items():
+        if not is_sound:
+            raise ValueError(f"{name} is {counts[name]!r:.80}")
+
+
+def _layout_of(rb: ReplayBuffer, parts: list[SlotState]) -> Layout:
+    rows = None
+    if not _are_frames(rb.storage):
+        rows = [
+            [[name] if isinstance(name, str) else [*name], _entry(leaf)]
+            for name, leaf in _leaves(rb.storage).items()
+        ]
+    return {_BESIDE: [_entry(each) for each in _beside(rb, parts)], _ROWS: rows}
+
+
+def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
+    """Return the tensors with values for each slot, apart from the rows."""
+    kept = [each for part in parts for each in part.slot_tensors()]
+    if rb.writer.tracks_generations:
+        kept.append(compat.track_slot_generations(rb.storage))
+    return kept
+
+
+def _are_frames(storage: Storage) -> bool:
+    return isinstance(storage, (EncodedStorage, ListStorage))
+
+
+def _leaves(storage: Storage) -> dict[Any, Tensor]:
+    held = compat.all_slots(storage)
+    if held is None:
+        return {}
+    if not isinstance(held, TensorDictBase):
+        raise ArgumentError(f"journal needs rows in TensorDicts, got a {type(held).__name__}")
+    return dict(held.items(True, True))
+
+
+def _frames(storage: Storage, slot: Int64[Tensor, "m"]) -> list[bytes]:
+    """Return rows as frames, each with what it holds alone."""
+    if isinstance(storage, EncodedStorage):
+        padded = storage.padded_rows(slot)
+        rows = list(padded.clone(False).unbind(0))
+        for row in rows:
+            for name, key in storage.ragged.items():
+                length = int(row.get(mask_key(key)).sum())
+                row.set(name, row.get(name)[:length].clone())
+            for key in {*storage.ragged.values()}:
+                del row[mask_key(key)]
+    else:
+        rows = storage.get(slot.tolist())
+    for row in rows:
+        if not isinstance(row, TensorDictBase):
+            raise ArgumentError(f"journal needs rows in TensorDicts, got a {type(row).__name__}")
+    return [
+        b"".join(
+            part.make() if isinstance(part, LazyBuffer) else bytes(part)
+            for part in encode_frame(_ROW, lazy_stack([row]))
+        )
+        for row in rows
+    ]
+
+
+def _row_of(frame: bytes) -> TensorDictBase:
+    rows = decode_frame(np.frombuffer(bytearray(frame), np.uint8)).rows
+    assert rows is not None
+    return rows[0]
+
+
+# Tensors as bytes, one row of them per slot.
+
+
+def _entry(column: Tensor) -> list[Any]:
+    return [dtype_name(column.dtype), [*column.shape[1:]]]
+
+
+def _nbytes(dtype: str, shape: list[int]) -> int:
+    return math.prod(shape) * DTYPES[dtype].itemsize
+
+
+def _bytes_of(columns: list[Tensor], slot: Int64[Tensor, "m"]) -> list[bytes]:
+    if not len(slot):
+        return []
+    parts = []
+    for column in columns:
+        flat = compat.as_plain(column).detach()
+        # As bytes first: not every dtype can be indexed.
+        flat = flat.reshape(len(flat), math.prod(flat.shape[1:])).view(torch.uint8)
+        parts.append(flat.index_select(0, slot.to(flat.device)).cpu())
+    joined = torch.cat(parts, 1) if parts else torch.empty((len(slot), 0), dtype=torch.uint8)
+    content, width = joined.numpy().tobytes(), joined.shape[1]
+    return [content[i * width : (i + 1) * width] for i in range(len(slot))]
+
+
+def _columns(contents: Sequence[bytes], entries: list[Any]) -> list[Shaped[Tensor, "n ..."]]:
+    """Return what :func:`_bytes_of` was given."""
+    n, width = len(contents), sum(_nbytes(*each) for each in entries)
+    content, columns, start = bytearray().join(contents), [], 0
+    if {*map(len, contents)} - {width}:
+        raise ValueError(f"slots have other than {width} bytes")
+    table = torch.from_numpy(np.frombuffer(content, np.uint8)).view(n, width)
+    for dtype, shape in entries:
+        end = start + _nbytes(dtype, shape)
+        part = table[:, start:end].contiguous().view(-1).view(DTYPES[dtype])
+        columns.append(part.view(n, *shape))
+        start = end
+    return columns

@@ -1,0 +1,183 @@
+"""Whatever fails in a journaled call: later calls write all that is acknowledged, or raise."""
+
+import contextlib
+import gc
+import linecache
+import os
+import shutil
+import sys
+import threading
+
+import pytest
+import torch
+from factories import assert_equal, journaled, objects, seeded
+
+import gfn_rb
+from gfn_rb import save_checkpoint
+from gfn_rb.errors import GfnRbError
+from gfn_rb.samplers import PrioritySampler
+
+CAPACITY = 12
+OWN = os.path.join(os.path.dirname(gfn_rb.__file__), "checkpoint")
+
+
+def items(n, seed):
+    values = torch.randint(0, 40, (n,), generator=seeded(seed))
+    return objects(values, torch.randint(-9, 9, (n,), generator=seeded(seed)).float())
+
+
+def make(path=None):
+    rb = gfn_rb.reward_prioritized_buffer(
+        CAPACITY, unique="state", sampler=PrioritySampler(), generator=seeded()
+    )
+    return journaled(rb, path, "always")
+
+
+def left_by_kill(path):
+    """Copy the files of a journal as a process leaves them that is killed now."""
+    folder = path.parent / f"left{len(os.listdir(path.parent))}"
+    folder.mkdir()
+    for file in path.parent.glob(f"{path.name}*"):
+        shutil.copy(file, folder)
+    return folder / path.name
+
+
+def state_of(rb):
+    rows = dict(sorted(rb.storage[:].clone().items())) if len(rb) else {}
+    sampler = rb.sampler.state_dict()
+    sampler["priority"] = sampler["priority"][: len(rb)]  # the next draw forgets the others
+    return {"rows": rows, "writer": rb.writer.state_dict(), "sampler": sampler}
+
+
+def assert_nothing_is_lost(rb, path):
+    again = make(left_by_kill(path))
+    try:
+        assert_equal(state_of(again), state_of(rb))
+    finally:
+        again.journal.close()
+
+
+CALLS = {
+    "extend": lambda rb, path: rb.extend(items(5, 2)),
+    "assign": lambda rb, path: (
+        rb.__setitem__(0, rb[0].set("log_reward", torch.tensor(3.0))),
+        rb.sample(2),
+    ),
+    "remove": lambda rb, path: rb.writer.remove(torch.tensor([1])),
+    "update": lambda rb, path: rb.writer.update(torch.tensor([0]), torch.tensor([7.0])),
+    "priority": lambda rb, path: rb.update_priority(torch.tensor([0, 2]), torch.tensor([3.0, 4.0])),
+    "empty": lambda rb, path: rb.empty(),
+    "save": lambda rb, path: save_checkpoint(path.with_suffix(".saved"), rb),
+    "sync": lambda rb, path: rb.journal.sync(),
+}
+
+
+class Injector:
+    """Raises an error at the n-th line that the journal's own code executes in a block.
+
+    A signal is handled after a call or at the beginning of a function, not at the end of a ``with``
+    block, just before it releases a lock. To the tracer, that is the line of ``with`` once more.
+    """
+
+    def __init__(self, n, error):
+        self.n, self.error, self.is_reached, self.blocks = n, error, False, set()
+
+    def _call(self, frame, event, arg):
+        return self._line if frame.f_code.co_filename.startswith(OWN) else None
+
+    def _line(self, frame, event, arg):
+        place = frame, frame.f_lineno
+        if event == "line" and not self.is_reached and place not in self.blocks:
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if line.lstrip().startswith("with "):
+                self.blocks.add(place)
+            self.n -= 1
+            if self.n < 0:
+                self.is_reached = True
+                raise self.error
+        return self._line
+
+    def __enter__(self):
+        gc.disable()  # or older journals would be closed in between
+        self._outer = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self._outer)
+        gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unclosed files
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 11])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_at_any_line_loses_nothing(name, error, step, tmp_path):
+    for n in range(0, 10_000, step):
+        path = tmp_path / f"{n}" / "rb.journal"
+        path.parent.mkdir()
+        rb = make(path)
+        rb.extend(items(8, 1))
+        with Injector(n, error) as injector, contextlib.suppress(error):
+            CALLS[name](rb, path)
+        if not injector.is_reached:
+            break
+        rb.extend(items(3, 3))
+        assert_nothing_is_lost(rb, path)
+        done = threading.Thread(target=rb.sample, args=(2,), daemon=True)
+        done.start()
+        done.join(20.0)
+        assert not done.is_alive()  # or a lock is still held
+        rb.journal.close()
+        shutil.rmtree(path.parent)
+    assert n > 3
+    rb.journal.close()
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "pwrite"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_system_call_that_fails_loses_nothing(name, call, tmp_path, monkeypatch):
+    for n in range(20):
+        path = tmp_path / f"{n}" / "rb.journal"
+        path.parent.mkdir()
+        rb = make(path)
+        rb.extend(items(8, 1))
+        left, real = [n], getattr(os, call)
+
+        def fail(*args, left=left, real=real):
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(5, "Input/output error")
+            return real(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            with contextlib.suppress(GfnRbError):
+                CALLS[name](rb, path)
+        rb.extend(items(3, 3))
+        assert_nothing_is_lost(rb, path)
+        rb.journal.close()
+        if left[0] >= 0:
+            break
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("name", ["extend", "save", "empty", "sync", "close"])
+def test_a_forked_child_leaves_the_journal_alone(name, tmp_path):
+    path = tmp_path / "rb.journal"
+    rb = make(path)
+    rb.extend(items(8, 1))
+    child = os.fork()
+    if child == 0:
+        try:
+            rb.journal.close() if name == "close" else CALLS[name](rb, path)
+        except GfnRbError:
+            pass
+        finally:
+            del rb
+            gc.collect()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    rb.extend(items(9, 2))
+    assert_nothing_is_lost(rb, path)
+    rb.journal.close()
