@@ -96,11 +96,11 @@ def read_content(
     if objects is None:
         content.words = [f"row {i}" for i in row.tolist()]
         return content
-    content.words = stored.default_words(objects)
     with _noted(content, "words"):
         content.words = stored.words_of(words, objects)
     content.words = [
-        each if len(each) <= _WIDTH else f"{each[: _WIDTH - 3]}..." for each in content.words
+        each if len(each) <= _WIDTH else f"{each[: _WIDTH - 3]}..."
+        for each in content.words or stored.default_words(objects)
     ]
     if env is not None and env.n_modes != 0 and isinstance(objects, Tensor):
         with _noted(content, "modes"):

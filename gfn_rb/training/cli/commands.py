@@ -12,6 +12,7 @@ import gc
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from copy import copy
 from dataclasses import fields, make_dataclass, replace
 from difflib import get_close_matches
 from functools import partial, wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -32,6 +34,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training import rules
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import MAIN_OPTIONS, GeneralOptions, TransportName
+from gfn_rb.training.session.reading import printable
 
 if TYPE_CHECKING:
     import gfn_rb.training.session.run
@@ -54,11 +57,11 @@ def importing() -> Iterator[None]:
     gc.freeze()  # collections need not look again at what imports have made
 
 
-def train(config: TrainConfig) -> int:
+def train(config: TrainConfig, is_viewed: bool = False) -> int:
     """Train a GFlowNet with replay, and write a report."""
     with importing():
         from gfn_rb.training.session import launch
-    return _conclude(launch.train(config))
+    return _conclude(launch.train(config), is_viewed)
 
 
 def resume(run: Path, /, *, steps: int | None = None, transport: TransportName = "auto") -> int:
@@ -118,6 +121,20 @@ def compare(
     return 0
 
 
+def view(runs: tuple[Path, ...], /, *, out: Path | None = None, trust: bool = False) -> int:
+    """Write one HTML page that shows what runs found and what they replay.
+
+    Args:
+        runs: Folders of the runs. The rows of the first one are shown.
+        out: File to write. Default: view.html in the first folder.
+        trust: Run code outside gfn_rb that a folder names, such as an environment of your own.
+    """
+    with importing():
+        from gfn_rb.training.page import write_page
+    print(f"page     {write_page(runs, out, trust)}")
+    return 0
+
+
 def recover(path: Path, /, *, to: Path | None = None) -> int:
     """Write the sound part of a damaged journal, and its checkpoint, to new files.
 
@@ -136,7 +153,7 @@ def recover(path: Path, /, *, to: Path | None = None) -> int:
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    each.__name__: each for each in (train, resume, inspect, compare, recover)
+    each.__name__: each for each in (train, resume, inspect, compare, view, recover)
 }
 _HELP = "-h", "--help"
 
@@ -187,18 +204,26 @@ def _parse_train(words: list[str]) -> Callable[[], int]:
             return partial(_print_summaries, title, CONFIGS, end)
         raise ArgumentError(f"train must name an environment: {', '.join(CONFIGS)}, got none")
     env, options = words[place], words[:place] + words[place + 1 :]
+    is_viewed = "--view" in options
+    if is_viewed and find_spec("bokeh") is None:
+        raise ArgumentError("bokeh is not installed: pip install '.[train]' in a clone of gfn_rb")
+    options = [word for word in options if word != "--view"]
     default = _chosen(find_config(env)(), options)
     kind, is_all = type(default), "--help-all" in options
+    text = f"{kind.__doc__}\n\nWith --view, the page of gfn-rb view is written at the end."
     if {*_HELP} & {*options} and not is_all:
         kind = _with_main_options(kind)
+        text += " These are the main options: --help-all shows all."
     options = ["--help" if word == "--help-all" else word for word in options]
     markers = (tyro.conf.AvoidSubcommands,)
     try:
-        default = _parsed(kind, f"gfn-rb train {env}", options, default=default, config=markers)
+        default = _parsed(
+            kind, f"gfn-rb train {env}", options, default=default, config=markers, description=text
+        )
     except tyro.constructors.UnsupportedTypeAnnotationError as error:
         raise ArgumentError(f"{env} must have options that tyro can parse: {error}") from error
     rules.check_options(default)
-    return partial(train, default)
+    return partial(train, default, is_viewed)
 
 
 def _with_main_options(kind: type[TrainConfig]) -> type[TrainConfig]:
@@ -208,10 +233,7 @@ def _with_main_options(kind: type[TrainConfig]) -> type[TrainConfig]:
     hints = get_type_hints(kind, include_extras=True)
     # Copies: a field belongs to one class.
     again = [(f.name, suppress[hints[f.name]], copy(f)) for f in fields(kind) if f.name in hidden]
-    more = f"{kind.__doc__}\n\nThese are the main options: --help-all shows all."
-    return make_dataclass(
-        kind.__name__, again, bases=(kind,), namespace={"__doc__": more}, frozen=True, kw_only=True
-    )
+    return make_dataclass(kind.__name__, again, bases=(kind,), frozen=True, kw_only=True)
 
 
 def _parsed(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
@@ -266,7 +288,7 @@ def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
     return replace(config, **chosen)
 
 
-def _conclude(result: gfn_rb.training.session.run.RunResult | None) -> int:
+def _conclude(result: gfn_rb.training.session.run.RunResult | None, is_viewed: bool = False) -> int:
     if result is None:  # another rank speaks for this one
         return 0
     from gfn_rb.training.cli.tables import ranks_lines, result_lines
@@ -277,6 +299,10 @@ def _conclude(result: gfn_rb.training.session.run.RunResult | None) -> int:
     print(*result_lines(result.trainer, result.row), *ranks_lines(folder), sep="\n")
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
+    if is_viewed:
+        view((folder.path,), trust=True)  # of an environment whose code has run just now
+    else:
+        print(f"page     gfn-rb view {shlex.quote(printable(folder.path))}")
     print(f"go on    {folder.how_to_resume()} --steps {2 * result.trainer.steps_done}")
     for why in result.unwritten:
         print(f"gfn-rb: not written at the end: {why}", file=sys.stderr)

@@ -1,0 +1,98 @@
+"""The page of runs, from their folders alone."""
+
+import json
+import re
+
+import pytest
+from page.test_document import text_of
+from training.test_comparison import rows, write_run
+from training.training_runs import grid
+
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training import report, train
+from gfn_rb.training.cli import commands, main
+from gfn_rb.training.page import write_page
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs of two configurations."""
+    path = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write_report", lambda path, data: path.write_text(""))
+        train(grid(out=path / "replay", steps=6))
+        train(grid(out=path / "none", steps=6, replay_ratio=0.0))
+    return path
+
+
+def test_the_page_of_a_run_shows_its_buffer_and_its_curves(folder, caplog) -> None:
+    path = write_page([folder / "replay"])
+    assert path == folder / "replay" / "view.html"
+    text = text_of(path)
+    assert "hypergrid after 48 reward calls best object (" in text
+    assert re.search(r"rows 24 modes in the buffer \d of 4", text)
+    assert "in 1,000 batches of 8 rows" in text  # those that were replayed
+    for part in ("Map of objects", "Age and reward", "Loss", "Modes found", "Age of drawn rows"):
+        assert part in text
+    assert caplog.messages == []
+
+
+def test_several_runs_are_named_by_what_sets_them_apart(folder, tmp_path) -> None:
+    paths = [folder / "none", folder / "replay"]
+    text = text_of(write_page(paths, tmp_path / "page.html"))
+    assert f"Buffer of {paths[0]}, replay_ratio=0.0" in text
+    assert f"{paths[1]}, replay_ratio=1.0" in text
+
+
+def test_a_buffer_that_cannot_be_opened_leaves_the_curves(tmp_path, caplog) -> None:
+    run = write_run(tmp_path / "run", rows(10, 0.2))
+    text = text_of(write_page([run]))
+    assert "Modes found" in text
+    assert "Map of objects" not in text
+    unknown, missing = caplog.messages
+    assert unknown == f"{run}/config.json names code outside gfn_rb: --trust runs it"
+    assert missing.startswith(f"path must be a run folder, a checkpoint or a journal, got {run}")
+
+
+def test_code_that_a_folder_names_runs_when_it_is_trusted_alone(tmp_path) -> None:
+    run = write_run(tmp_path / "run", rows(10, 0.2), format=2)
+    with pytest.raises(ArgumentError, match=r"my\.module"):
+        write_page([run], trust=True)
+
+
+def test_a_run_of_another_format_is_refused(folder, tmp_path) -> None:
+    config = json.loads((folder / "replay" / "config.json").read_text())
+    run = write_run(tmp_path / "run", rows(10, 0.2))
+    (run / "config.json").write_text(json.dumps({**config, "format": 99}))
+    with pytest.raises(ArgumentError, match="format of a configuration must be 2, got 99"):
+        write_page([run])
+    assert not (run / "view.html").exists()
+
+
+def test_the_command_writes_the_page(folder, tmp_path, capsys) -> None:
+    assert main(["view", str(folder / "none"), "--out", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"page     {tmp_path / 'page.html'}\n"
+    assert main(["view", str(tmp_path / "nowhere")]) == 2
+    line = f"run must be a folder that holds a config.json, got {tmp_path / 'nowhere'}"
+    assert capsys.readouterr().err == f"gfn-rb: {line}\n"
+
+
+def test_train_writes_the_page_or_says_how_to(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(report, "write_report", lambda path, data: path.write_text(""))
+    words = ["train", "hypergrid", "--steps", "2", "--batch-size", "8", "--hidden", "16", "--out"]
+    assert main([*words, str(tmp_path / "a b")]) == 0
+    said = f"page     gfn-rb view '{tmp_path / 'a b'}'"
+    assert said in capsys.readouterr().out.splitlines()
+    assert main([*words, str(tmp_path / "b"), "--view"]) == 0
+    page = tmp_path / "b" / "view.html"
+    assert f"page     {page}" in capsys.readouterr().out.splitlines()
+    assert "Map of objects" in text_of(page)
+
+
+def test_without_bokeh_nothing_is_trained_for_a_page(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(commands, "find_spec", lambda name: None)
+    words = ["train", "hypergrid", "--view", "--out", str(tmp_path / "run")]
+    assert main(words) == 2
+    line = "gfn-rb: bokeh is not installed: pip install '.[train]' in a clone of gfn_rb\n"
+    assert capsys.readouterr().err == line
+    assert not (tmp_path / "run").exists()
