@@ -5,6 +5,7 @@ No message names a private thing, or is one of torch's about what it was given.
 
 import contextlib
 import io
+import json
 import re
 import warnings
 from importlib.util import find_spec
@@ -108,6 +109,10 @@ def names(folder):
     text, saved = folder / "notes.txt", folder / "saved.ckpt"
     text.write_text("some text, and more of it")
     gfn_rb.save_checkpoint(saved, filled)
+    newer = folder / "newer"
+    newer.mkdir()
+    config = TFBind8Config().to_dict()
+    (newer / "config.json").write_text(json.dumps({**config, "format": config["format"] + 1}))
     return {
         **known, **globals(), **names_of_torchgfn(),
         "without_rewards": without_rewards,
@@ -123,6 +128,7 @@ def names(folder):
         "other": fill(gfn_rb.reward_prioritized_buffer(50)),
         "ends": transports.LocalTransport.group(2),
         "path": folder / "path.ckpt", "folder": folder, "saved": saved, "text_file": text,
+        "newer": newer,
     }  # fmt: skip
 
 

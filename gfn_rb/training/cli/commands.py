@@ -77,15 +77,17 @@ def resume(run: Path, /, *, steps: int | None = None, transport: TransportName =
     return _conclude(launch.resume(run, steps, transport))
 
 
-def inspect(path: Path, /) -> int:
-    """Show the content of a run or a checkpoint.
+def inspect(path: Path, /, *, top: int | None = None, export: Path | None = None) -> int:
+    """Show the best objects, the options and the progress of a run or a checkpoint.
 
     Args:
         path: Folder of a run, or a checkpoint file.
+        top: Number of objects to list, best first. Default: the five of the summary.
+        export: Table to write of these objects, or else of all: a .csv or .parquet file.
     """
     with importing():
-        from gfn_rb.training.cli.tables import inspection
-    print(*inspection(path), sep="\n")
+        from gfn_rb.training.cli.inspection import inspection
+    print(*inspection(path, top, export), sep="\n")
     return 0
 
 

@@ -1,15 +1,12 @@
-"""What the command line prints: the end of a run, and what runs and checkpoints hold."""
+"""Tables that the command line prints, such as the one at the end of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gfn_rb.errors import ArgumentError
-from gfn_rb.training.config import flat
-from gfn_rb.training.session.folder import RunFolder, run_secret
-from gfn_rb.training.session.reading import named_damage, printable, read_json, read_metrics
+from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import named_damage, printable, read_json
 
 if TYPE_CHECKING:
     import gfn_rb.training.trainer
@@ -57,7 +54,7 @@ def result_lines(trainer: gfn_rb.training.trainer.Trainer, row: Mapping[str, Any
         "distinct reward calls": f"{row['distinct_reward_calls']:,} of {row['reward_calls']:,}",
         "wall time": f"{total:.1f} s",
     }
-    yield from _described(title, {**values, **times})
+    yield from described(title, {**values, **times})
 
 
 def _replay(trainer: gfn_rb.training.trainer.Trainer) -> dict[str, str]:
@@ -116,22 +113,6 @@ def _managed(folder: RunFolder, rank: int) -> list[str]:
         return [*map(number, totals), number(known["stored"])]
 
 
-def inspection(path: Path) -> Lines:
-    """Yield what a run folder or a checkpoint holds."""
-    if not path.exists():
-        raise ArgumentError(f"path must be a run folder or a checkpoint, got {path}, which is not")
-    if not path.is_dir():
-        yield from _checkpoint_lines(path)
-        return
-    folder = RunFolder.open(path)
-    yield from _described(f"{path}: configuration", flat(read_json(folder.config)))
-    if folder.metrics.exists() and (rows := read_metrics(folder.metrics)):
-        yield from _described(f"{folder.metrics}: last of {len(rows)} rows", rows[-1])
-    yield from ranks_lines(folder)
-    if folder.checkpoint.exists():
-        yield from _checkpoint_lines(folder.checkpoint)
-
-
 def number(value: Any) -> str:
     """Return a number as it is shown, "" where there is none."""
     if value is None:
@@ -147,7 +128,7 @@ def aligned_lines(rows: Sequence[Sequence[str]]) -> Lines:
         yield "  ".join([first.ljust(widths[0]), *cells])
 
 
-def _described(title: str, values: Mapping[str, Any]) -> Lines:
+def described(title: str, values: Mapping[str, Any]) -> Lines:
     """Yield a title, what values there are by name, and an empty line."""
     yield printable(title)
     width = max((len(printable(name)) for name in values), default=0)
@@ -155,18 +136,3 @@ def _described(title: str, values: Mapping[str, Any]) -> Lines:
         text = f"{value:,}" if type(value) is int else printable(value)
         yield f"  {printable(name).ljust(width)}  {text}"
     yield ""
-
-
-def _checkpoint_lines(path: Path) -> Lines:
-    from gfn_rb.checkpoint import inspect_checkpoint  # which loads TorchRL
-
-    summary = inspect_checkpoint(path, secret=run_secret())
-    size = f"{summary['nbytes'] / 1e6:,.1f} MB, {summary['n_tensors']:,} tensors"
-    yield from _described(
-        str(path), {"size": size, "values": ", ".join(map(str, summary["values"]))}
-    )
-    for buffer in summary["buffers"]:
-        rows = buffer.pop("rows")
-        keys = {f"key {name}": f"{key['dtype']} {key['shape']}" for name, key in rows.items()}
-        known = {name: value for name, value in buffer.items() if value is not None}
-        yield from _described("buffer", known | keys)

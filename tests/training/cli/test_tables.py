@@ -1,13 +1,17 @@
+import csv
 import json
+import sys
 from pathlib import Path
 
 import pytest
-from training.training_runs import GRID, RNA, WARM_GRID, trained
+from training.training_runs import DNA, GRID, RNA, WARM_GRID, trained
 
-from gfn_rb.checkpoint import save_state
-from gfn_rb.errors import CheckpointCorruptError
+from gfn_rb import fifo_buffer
+from gfn_rb.checkpoint import save_checkpoint, save_state
+from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli import main
-from gfn_rb.training.cli.tables import inspection, ranks_lines, result_lines
+from gfn_rb.training.cli.inspection import inspection
+from gfn_rb.training.cli.tables import ranks_lines, result_lines
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 ROW = {
@@ -69,15 +73,15 @@ def test_a_run_is_shown_with_configuration_progress_and_checkpoint(tmp_path):
     shown = values(inspection(tmp_path))  # killed before anything else was written
     assert shown["env"] == "hypergrid"
     assert shown["hidden"] == "[16]"
-    assert shown["average_gradients"] == "False"
+    assert not {"average_gradients", "threads", "keep"} & shown.keys()  # which are as usual
     assert "reward_calls" not in shown
     write_metrics(folder.metrics, trainer.history)
     trainer.save(folder.checkpoint)
-    shown = values(inspection(tmp_path))
+    lines = [*inspection(tmp_path)]
+    assert lines[:12] == [*str(trainer.rb.summary(trainer.env)).splitlines(), ""][:12]
+    shown = values(iter(lines))
     assert shown["reward_calls"] == "40"
-    assert shown["writer"] == "RewardPrioritizedWriter"
-    assert shown["length"] == "24"
-    assert shown["key action"] == "int64 [11]"
+    assert shown["rows"] == "24 of 24"
 
 
 def test_a_name_is_shown_as_it_is(tmp_path, monkeypatch, capsys):
@@ -86,13 +90,13 @@ def test_a_name_is_shown_as_it_is(tmp_path, monkeypatch, capsys):
     folder.path.mkdir()
     folder.write_config(GRID)
     assert main(["inspect", str(folder.path)]) == 0
-    assert "sweep[lr=0.1]:dna:: configuration" in capsys.readouterr().out
+    assert "sweep[lr=0.1]:dna:: options that differ" in capsys.readouterr().out
 
 
 def test_a_checkpoint_is_shown_alone(tmp_path):
     trained(GRID, 1).save(tmp_path / "checkpoint")
     shown = values(inspection(tmp_path / "checkpoint"))
-    assert shown["capacity"] == "24"
+    assert shown["rows"] == "8 of 24"
     assert "None" not in shown.values()
     assert "policies" in shown["values"]
     save_state(tmp_path / "state", {"mine": 3})
@@ -100,6 +104,40 @@ def test_a_checkpoint_is_shown_alone(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(CheckpointCorruptError):
         [*inspection(tmp_path / "text")]
+
+
+def test_the_best_objects_are_listed_and_written(tmp_path):
+    trainer = trained(DNA, 3)
+    trainer.save(tmp_path / "run")
+    best = trainer.rb.best(1000)
+    words = [*dict.fromkeys(trainer.env.describe(best["state"][:, 8]))]
+    lines = [*inspection(tmp_path / "run", 3, tmp_path / "best.csv")]
+    start = lines.index("") + 1
+    assert [line.split()[0] for line in lines[start : start + 4]] == ["object", *words[:3]]
+    with (tmp_path / "best.csv").open() as stream:
+        table = list(csv.DictReader(stream))
+    assert [row["object"] for row in table] == words[:3]
+    assert float(table[0]["log_reward"]) == pytest.approx(float(best["log_reward"][0]))
+    [*inspection(tmp_path / "run", None, tmp_path / "all.csv")]
+    assert (tmp_path / "all.csv").read_text().count("\n") == len(words) + 1
+    for wrong in ({"top": 0}, {"export": Path("best.xlsx")}):
+        with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))} must"):
+            [*inspection(tmp_path / "run", **wrong)]
+
+
+def test_parquet_needs_pyarrow_and_says_so(tmp_path, monkeypatch):
+    trained(GRID, 1).save(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ArgumentError, match=r"export to \.parquet needs pyarrow"):
+        [*inspection(tmp_path / "run", 3, tmp_path / "best.parquet")]
+
+
+def test_a_buffer_of_code_that_nobody_trusts_is_not_opened(tmp_path):
+    rb = fifo_buffer(4, transform=lambda rows: rows)
+    save_checkpoint(tmp_path / "rb", rb)
+    first, *rest = inspection(tmp_path / "rb")
+    assert first.startswith("the buffer is not opened: ")
+    assert "size" in values(iter(rest))
 
 
 def test_what_each_rank_did_stands_below(tmp_path):
