@@ -164,9 +164,9 @@ def test_every_module_has_a_layer() -> None:
         ("try:\n    import gfn_rb.remote\nexcept ImportError:\n    pass", "gfn_rb.envs.base", [2]),
         ("importlib.import_module('gfn_rb.training')", "gfn_rb.remote.manager", [1]),
         ("from gfn_rb.numerics import A\nfrom gfn_rb.numerics import B", "gfn_rb.keys", [1, 2]),
-        ("from jaxtyping import Float", "gfn_rb.numerics.top_k", [1]),
+        ("from jaxtyping import Float", "gfn_rb.numerics.flat", [1]),
         ("from mpi4py import MPI", "gfn_rb.remote.manager", [1]),
-        ("from torchrl.data import Storage", "gfn_rb.numerics.top_k", [1]),
+        ("from torchrl.data import Storage", "gfn_rb.numerics.flat", [1]),
     ],
 )
 def test_the_check_fails_on_a_planted_import(source: str, module: str, lines: list[int]) -> None:
@@ -180,7 +180,7 @@ def test_the_check_fails_on_a_planted_import(source: str, module: str, lines: li
         ("from gfn_rb.writers.rows import check", "gfn_rb.writers.reward", False),
         ("from .rows import check", "gfn_rb.writers.reward", False),
         ("from .reward import W", "gfn_rb.writers", True),
-        ("from gfn_rb import keys", "gfn_rb.numerics.top_k", False),
+        ("from gfn_rb import keys", "gfn_rb.numerics.flat", False),
         ("from gfn_rb.training.cli import main", "gfn_rb", True),
         ("from gfn_rb.training.cli import main", "gfn_rb.__main__", False),
         ("from mpi4py import MPI", "gfn_rb.transports.mpi", False),

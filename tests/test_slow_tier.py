@@ -1,5 +1,7 @@
 """What the slow tier checks and fills, seen to work: annotations, and memory nobody wrote."""
 
+from types import SimpleNamespace
+
 import jaxtyping
 import numpy as np
 import pytest
@@ -9,17 +11,15 @@ from factories import in_fresh_process
 
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics import blocks
+from gfn_rb.kernels import objects, order
 from gfn_rb.numerics.mixtures import uniform
-from gfn_rb.numerics.top_k import TopK
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_dimension_that_two_arguments_share_is_checked():
-    extremes = TopK(8)
-    with pytest.raises(jaxtyping.TypeCheckError, match="rank"):
-        extremes.assign(torch.zeros(3), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(jaxtyping.TypeCheckError, match="tie"):
+        order.Order(8).assign(np.zeros(3), np.zeros(4, np.int64))
 
 
 def test_the_kind_of_a_shaped_argument_is_checked():
@@ -33,13 +33,13 @@ def test_where_no_shape_is_named_types_are_checked():
 
 
 def test_what_is_returned_is_checked(monkeypatch):
-    extremes = TopK(8)
-    extremes._key = torch.zeros(8)  # not of float64
-    with pytest.raises(jaxtyping.TypeCheckError, match="key"):
-        _ = extremes.key
-    monkeypatch.setattr(blocks, "block_size", lambda capacity: 0.5)
+    monkeypatch.setattr(order, "_first", lambda m, blocks: np.zeros(m))  # not of int64
+    with pytest.raises(jaxtyping.TypeCheckError, match="first"):
+        order.Order(8).first(0)
+    some = objects.Objects(8, 2)
+    some.table = some.table._replace(rows=SimpleNamespace(shape=(8, 0.5)))
     with pytest.raises(BeartypeCallHintViolation, match="return"):
-        blocks.block_count(8)
+        _ = some.width
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -131,8 +131,8 @@ def hops(root: Path) -> list[str]:
 # Statements, and how many lines of the package an interpreter may execute for them.
 CLOSURES = {
     "from gfn_rb import SoftmaxRewardSampler": 3_500,
-    "from gfn_rb import RewardPrioritizedWriter": 5_000,
-    "from gfn_rb import fifo_buffer": 9_000,
+    "from gfn_rb import RewardPrioritizedWriter": 5_300,
+    "from gfn_rb import fifo_buffer": 9_400,
     "import gfn_rb": 11_000,
 }
 # Each statement runs in a fork of one interpreter that has made the imports of others.

@@ -2,8 +2,8 @@
 
 ``compiled`` marks a loop. numba compiles it at its first call and keeps the machine code beside the
 source, or in the user's cache folder. With ``NUMBA_DISABLE_JIT=1`` the same loops run as Python,
-with equal results. A loop may call loops of its own file only: numba notices changes of a file by
-that file alone.
+with equal results. numba notices changes of a loop's own file alone: after a change of a loop that
+other files call, delete the folder ``__pycache__``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 from numba.core.event import Event, Listener, register
 
 __all__: list[str] = []
@@ -24,6 +25,8 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 def compiled(loop: _Loop) -> _Loop:
     """Compile a function at its first call, or read what an earlier process compiled."""
+    if numba.config.DISABLE_JIT:
+        return np.errstate(over="ignore")(loop)  # as machine code has it
     try:
         return numba.njit(cache=True, nogil=True)(loop)
     except RuntimeError:  # no folder for a cache can be written to

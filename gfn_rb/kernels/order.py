@@ -82,11 +82,13 @@ class Order:
         if not is_many:
             self._drop(slot[self._is_held[slot]])
         self.key[slot], self.tie[slot] = key, tie
-        order = key.argsort()
-        ascending = key[order]
-        if (ascending[1:] == ascending[:-1]).any():
-            order = np.lexsort((slot, tie, key))
-        ordered = slot[order]
+        ordered = slot
+        if not (key[1:] > key[:-1]).all():
+            order = key.argsort()
+            ascending = key[order]
+            if (ascending[1:] == ascending[:-1]).any():
+                order = np.lexsort((slot, tie, key))
+            ordered = slot[order]
         if is_many:
             self._merge(ordered)
         else:
@@ -120,19 +122,9 @@ class Order:
         self._count()
         return _select(np.ascontiguousarray(position), self._blocks)
 
-    def rank(self, slot: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
-        """Return the positions of slots that are held."""
-        self._count()
-        return _rank(np.ascontiguousarray(slot), self.key, self.tie, self._blocks)
-
     def first(self, m: int) -> Int64[np.ndarray, "m"]:
         """Return the m slots of lowest keys in ascending order, m at most the length."""
         return _first(m, self._blocks)
-
-    def count_below(self, key: float) -> int:
-        """Return the number of slots whose keys are lower."""
-        self._count()
-        return int(_count_below(key, self._blocks))
 
     def _drop(self, slot: Int64[np.ndarray, "m"]) -> None:
         """Take slots out of their blocks."""
@@ -409,30 +401,3 @@ def _select(position, blocks):
                 low = middle
         found[i] = blocks.slot[blocks.at[low], position[i] - blocks.start[low]]
     return found
-
-
-@compiled
-def _rank(slots, key, tie, blocks):
-    found = np.empty(len(slots), np.int64)
-    for i in range(len(slots)):
-        slot = slots[i]
-        place = _place(key[slot], slot, tie, blocks, 0)
-        found[i] = blocks.start[place] + _n_before(key[slot], slot, tie, blocks, place)
-    return found
-
-
-@compiled
-def _count_below(key, blocks):
-    low, high = -1, blocks.n_used[0]
-    while high - low > 1:
-        middle = (low + high) // 2
-        if blocks.low[middle] < key:
-            low = middle
-        else:
-            high = middle
-    if low < 0:
-        return 0
-    block, n = blocks.at[low], 0
-    while n < blocks.size[low] and blocks.key[block, n] < key:
-        n += 1
-    return blocks.start[low] + n

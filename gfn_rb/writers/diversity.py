@@ -15,10 +15,17 @@ from torch import Tensor
 from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics.near.choice import Choice, choose
 from gfn_rb.numerics.near.distances import Distance, check_norm
-from gfn_rb.numerics.near.index import NearIndex
-from gfn_rb.numerics.near.neighbours import near_index
+from gfn_rb.numerics.near.index import PreparedRows
+from gfn_rb.numerics.near.neighbours import (
+    HIGHER,
+    NEVER,
+    NOT_LOWER,
+    AnyDistance,
+    NearRows,
+    Rivals,
+    near_index,
+)
 from gfn_rb.shapes import Float64, Int64, Rows
 from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Evict, Tie
@@ -94,7 +101,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         tensor([-1,  0, -1])
     """
 
-    _index: SyncedIndex[NearIndex]
+    _index: SyncedIndex[NearRows | AnyDistance]
 
     def __init__(
         self,
@@ -165,46 +172,48 @@ class DiversityWriter(RewardPrioritizedWriter):
         order.sync(storage)
         value, row = order.ascending(key)
         may_reject = is_full and (limit is None or limit.evict == "worst")
-        floor = order.lowest(storage) if may_reject else -math.inf
+        floor = order.lowest() if may_reject else -math.inf
         if may_reject and not order.beats(float(value[row[-1]]), floor):
             return row[:0], row[:0]
         features = rows[0] if rows else self._index.read(data)
-        index = self._index.sync(storage, features, order.version)
+        self._index.sync(storage, features, order.version)
         row = row[::-1]
-        value_of, value = value, value[row].astype(np.float64)
-        n_hopeless = int(np.count_nonzero(~order.beats(value, floor))) if may_reject else 0
-        n_hopeless = n_hopeless if limit is None else 0
-        choice = self._chosen(index, features, value, row, len(row) - n_hopeless)
+        n = len(row)
+        if may_reject and limit is None:  # the others are hopeless
+            n = int(np.count_nonzero(order.beats(value[row], floor)))
+        selected, replaced, prepared = self._chosen(features, value, row[:n])
         # Fewer rows come in than go out: there is room for the hopeless after all.
-        if n_hopeless and choice.selected.shape[0] < choice.replaced.shape[0]:
-            choice = self._chosen(index, features, value, row, len(row))
-        selected, replaced, prepared = choice
-        if not is_full or limit is not None or replaced.shape[0] or not selected.shape[0]:
-            return self._carry_out(data, value, row, choice, rows)
+        if n < len(row) and len(selected) < len(replaced):
+            selected, replaced, prepared = self._chosen(features, value, row)
+        if not is_full or limit is not None or len(replaced) or not len(selected):
+            return self._carry_out(data, value, selected, replaced, prepared, rows)
         # Near no stored row, the selected rows compete with the worst ones as others do.
-        row, target = self._merge(data, value_of, row[selected.numpy()][::-1].copy())
-        slot = torch.from_numpy(target[::-1].copy())  # from the best down, as they were selected
-        index.write(slot, prepared.first(len(row)), storage.max_size)
+        chosen, target = self._merge(data, value, selected[::-1].copy())
+        prepared = prepared.select(np.arange(len(selected))[::-1][len(selected) - len(chosen) :])
+        self._index.index.write(torch.from_numpy(target), prepared, storage.max_size)
         self._index.version = order.version
-        return row, target
+        return chosen, target
 
     def _chosen(
         self,
-        index: NearIndex,
-        rows: Tensor,
-        value: Float64[np.ndarray, "n"],
+        features: Tensor,
+        value: Float64[np.ndarray, "N"],
         row: Int64[np.ndarray, "n"],
-        n: int,
-    ) -> Choice:
-        """Choose among the n best rows; keys and positions are given from the best to the worst."""
-        stored = self._order.ranked(self._storage).key.numpy()
+    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"], PreparedRows]:
+        """Choose among rows of a batch, from the best to the worst.
 
-        def beats(i: Tensor, slot: Tensor) -> Any:
-            if self.near == "reject":
-                return torch.zeros_like(i, dtype=torch.bool)
-            return torch.from_numpy(self._order.beats(value[i.numpy()], stored[slot.numpy()]))
-
-        return choose(index, rows.index_select(0, torch.from_numpy(row[:n].copy())), beats)
+        Returns:
+            The rows to keep, slots that give way to them, and the kept rows as the index has them.
+        """
+        index, beats = self._index.index, HIGHER
+        if self.near == "reject":
+            beats = NEVER
+        elif self._order.tie == "newest":
+            beats = NOT_LOWER
+        prepared = index.prepare(features.index_select(0, torch.from_numpy(row.copy())))
+        rivals = Rivals(value[row], self._order.order.key, beats)
+        kept, replaced = index.choose(prepared, rivals)
+        return row[kept], replaced, prepared.select(kept)
 
     # Writing.
 
@@ -212,42 +221,36 @@ class DiversityWriter(RewardPrioritizedWriter):
         self,
         data: Rows,
         value: Float64[np.ndarray, "n"],
-        row: Int64[np.ndarray, "n"],
-        choice: Choice,
+        chosen: Int64[np.ndarray, "k"],
+        removed: Int64[np.ndarray, "m"],
+        prepared: PreparedRows,
         rows: list[Tensor],
     ) -> Written:
-        """Cut what was chosen to the capacity, and write it."""
+        """Cut what was chosen, from the best to the worst, to the capacity, and write it."""
         stored, order = length_of(self._storage), self._order
-        selected, removed, prepared = choice
-        chosen, value = row[selected.numpy()], value[selected.numpy()]
         known: list[Prepared] = []
-        free = self._storage.max_size - stored + removed.shape[0]
+        free = self._storage.max_size - stored + len(removed)
+        place = np.arange(len(chosen))
         if self._limit is not None:
             known.append(self._prepared(self._limit.synced, data, rows[-1] if rows else None))
-            kept, left = self._limit.choose(
-                order, self._storage, known[0][1], value[::-1], chosen[::-1], removed.numpy()
+            up = chosen[::-1]
+            kept, removed = self._limit.choose(
+                order, self._storage, known[0][1], value[up], up, removed
             )
             place = len(chosen) - 1 - kept
-            chosen, value, prepared = (
-                chosen[place],
-                value[place],
-                prepared.select(torch.from_numpy(place)),
-            )
-            removed = torch.from_numpy(left)
-        elif len(chosen) > free:
-            contest = value[free:][: stored - removed.shape[0]]
-            given_up = removed.numpy() if removed.shape[0] else None
-            out = torch.from_numpy(order.driven_out(self._storage, contest, given_up=given_up))
-            n = free + out.shape[0]
-            chosen, value, prepared = chosen[:n], value[:n], prepared.first(n)
-            removed = torch.cat([removed, out]) if removed.shape[0] else out
-        if self._limit is None and len(chosen) > removed.shape[0]:
-            place = chosen.argsort()  # rows line up at the end as they came
-            chosen, value = chosen[place], value[place]
-            prepared = prepared.select(torch.from_numpy(place))
-        known = [(synced, each.select(torch.from_numpy(chosen))) for synced, each in known]
+        else:
+            if len(chosen) > free:
+                contest = value[chosen[free:]][: stored - len(removed)]
+                out = order.driven_out(contest, given_up=removed if len(removed) else None)
+                place = place[: free + len(out)]
+                removed = np.concatenate([removed, out])
+            if len(place) > len(removed):
+                place = place[chosen[place].argsort()]  # rows line up at the end as they came
+        chosen, prepared = chosen[place], prepared.select(place)
+        known = [(synced, each.select(chosen)) for synced, each in known]
         known.append((self._index, prepared))
-        return chosen, self._replace(data, chosen, value, removed, known)
+        removed_slots = torch.from_numpy(removed)
+        return chosen, self._replace(data, chosen, value[chosen], removed_slots, known)
 
     # State.
 

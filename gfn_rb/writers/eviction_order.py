@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb.column import KeyColumn, Version
-from gfn_rb.numerics.top_k import UNKNOWN_RANK, TopK, ascending
+from gfn_rb.kernels.order import Order
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.storages import is_laid_out, slots_to_allocate
 from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
@@ -20,7 +20,8 @@ from gfn_rb.writers.rows import check_number, relocate
 Tie = Literal["newest", "oldest"]
 Evict = Literal["worst", "oldest_group"]  # which rows leave when the storage is full
 
-_OFFERED, _WRITTEN, _REVISION = range(3)
+_OFFERED, _WRITTEN = range(2)
+_UNKNOWN_RANK = torch.iinfo(torch.int64).max
 _AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered
 
 
@@ -70,37 +71,43 @@ class EvictionOrder:
     It follows the key column of the storage: rows that other code wrote or relabelled count with
     their new keys from the next call on. Keys are compared as float64, on the host whatever the
     storage's device: it has to know which rows come in before they are moved.
+
+    Processes that share a buffer share the ranks and counters. Each has an order of its own, which
+    it brings up to date by comparing keys and ranks.
     """
 
     def __init__(self, column: KeyColumn, tie: Tie, largest: bool = True) -> None:
         self.column = column
         self.tie = tie
         self.largest = largest
-        self._worst: Any = None  # a TopK, once there is a storage
-        # Rows offered, rows written, storage revision that the order matches. On the CPU, and a
-        # tensor, so that processes sharing the buffer share it. Its NumPy view, quicker to read and
-        # write one by one, is made anew each time: sharing a tensor moves its memory.
-        self._counters = torch.zeros(3, dtype=torch.int64)
-        self.version: Version | None = None  # of the storage's content, as this process sees it
+        self._rank: Tensor | None = None  # of each slot, once there is a storage
+        self.order: Any = None  # the Order of signed keys, of this process, once it was synced
+        # Rows offered, rows written. On the CPU, and a tensor, so that processes sharing the buffer
+        # share it. Its NumPy view, quicker to read and write one by one, is made anew each time:
+        # sharing a tensor moves its memory.
+        self._counters = torch.zeros(2, dtype=torch.int64)
+        self.version: Version | None = None  # of the storage's content that the order holds
 
     # Following a storage.
 
-    def ranked(self, storage: Storage) -> TopK:
-        """Return the keys and ranks of the rows of a storage, perhaps outdated."""
-        if self._worst is None:
+    def ranks(self, storage: Storage) -> Int64[Tensor, "N"]:
+        """Return what decides between equal keys, of every slot."""
+        if self._rank is None:
             self.make_room(storage, len(storage))
-        return self._worst
+        assert self._rank is not None
+        return self._rank
 
     def make_room(self, storage: Storage, n: int) -> None:
         """Lay out as many slots as there are, or for a list of rows, as are needed."""
-        known = self._worst
-        if known is not None and (not isinstance(storage, ListStorage) or n <= known.capacity):
+        known = self._rank
+        if known is not None and (not isinstance(storage, ListStorage) or n <= len(known)):
             return
-        self._worst = TopK(slots_to_allocate(storage, n))
+        self._rank = torch.full((slots_to_allocate(storage, n),), _UNKNOWN_RANK)
         if self._counters.is_shared():
-            self._worst.share_memory()
+            self._rank.share_memory_()
         if known is not None:
-            self._worst.assign(known.key, known.rank)
+            self._rank[: len(known)] = known
+        self.order = None
 
     def signed(self, key: Shaped[Tensor, "m"]) -> Float[Tensor, "m"]:
         """Return keys as floats, of which those to keep are the largest."""
@@ -108,33 +115,35 @@ class EvictionOrder:
             key = key.to(torch.float64)
         return key if self.largest else -key
 
-    def sync(self, storage: Storage) -> TopK:
-        """Return the keys and ranks, read anew if other code changed the storage."""
-        if self._worst is None or isinstance(storage, ListStorage):
+    def sync(self, storage: Storage) -> Order:
+        """Return the order, brought up to date if the storage changed since."""
+        if self._rank is None or isinstance(storage, ListStorage):
             self.make_room(storage, len(storage))
-        worst: TopK = self._worst
+        if self.order is None:
+            self.order, self.version = Order(len(self.ranks(storage))), None
+        order: Order = self.order
         if not is_laid_out(storage):
-            return worst
+            return order
         version = self.column.version(storage)
         if version == self.version:
-            return worst
-        # A process that shares the order keeps it up to date and records for which revision. Its
-        # writes do not raise the version that this process sees of the key tensor.
-        mine = self.version is not None and version[1:] == self.version[1:]
-        if not mine or int(self._counters.numpy()[_REVISION]) != version[0]:
-            values = self.signed(self.column.values(storage)).cpu()
-            worst.assign(values, self._ranks(worst, len(values)))
-        else:
-            worst.forget_sorted()
-        self.version, self._counters.numpy()[_REVISION] = version, version[0]
-        return worst
+            return order
+        key = self.signed(self.column.values(storage)).cpu().to(torch.float64).numpy()
+        rank, n = self._ranks(storage, len(key)), len(key)
+        changed = ((order.key[:n] != key) | (order.tie[:n] != rank)).nonzero()[0]
+        if len(order) > n:
+            order.remove(np.arange(n, len(order)))
+        order.put(changed, key[changed], rank[changed])
+        self.version = version
+        return order
 
-    def _ranks(self, worst: TopK, stored: int) -> Int64[Tensor, "n"]:
+    def _ranks(self, storage: Storage, stored: int) -> Int64[np.ndarray, "n"]:
         """Return the rank of each stored row; those of others are older than all that came here."""
-        rank = worst.rank[:stored].clone()
-        # The rank of a row that was never written is that of padding, and would lose to it.
-        age = torch.arange(stored, device=rank.device) - _AGES_BEFORE
-        return torch.where(rank == UNKNOWN_RANK, age if self.tie == "newest" else -age, rank)
+        rank: np.ndarray = self.ranks(storage).numpy()[:stored]
+        unknown = (rank == _UNKNOWN_RANK).nonzero()[0]
+        if len(unknown):
+            age = unknown - _AGES_BEFORE
+            rank[unknown] = age if self.tie == "newest" else -age
+        return rank
 
     def update(
         self,
@@ -142,26 +151,27 @@ class EvictionOrder:
         slot: Int64[np.ndarray, "m"],
         key: Float64[np.ndarray, "m"],
         rank: Int64[np.ndarray, "m"],
-        n_replaced: int = 0,
     ) -> None:
-        """Follow rows just written, the first of them to slots from :meth:`replacements`."""
-        self._worst.update(slot, key, rank, n_replaced)
+        """Follow rows just written to a storage that the order matched before."""
+        self.ranks(storage).numpy()[slot] = rank
+        self.order.put(slot, key, rank)
         self.now_matches(storage)
 
     def move(self, storage: Storage, move: Moves, before: int) -> None:
         """Follow rows that were moved, of a storage which the order matched before."""
-        worst, source = self.ranked(storage), move.source.numpy()
+        rank, order = self.ranks(storage).numpy(), self.order
+        source, hole, tail = (each.numpy() for each in (move.source, move.hole, move.tail(before)))
         if len(source):
-            rank = worst.rank.numpy()[source]
-            worst.update(move.hole.numpy(), worst.key.numpy()[source], rank)
-        if move.length < before:
-            worst.remove(move.tail(before).numpy())
+            key, of_source = order.key[source], rank[source]
+            rank[hole] = of_source
+            order.put(hole, key, order.tie[source])
+        rank[tail] = _UNKNOWN_RANK
+        order.remove(tail)
         self.now_matches(storage)
 
     def now_matches(self, storage: Storage) -> None:
         """Record that the order holds what was just written to the storage."""
         self.version = self.column.version_after_write(storage)
-        self._counters.numpy()[_REVISION] = self.version[0]
 
     def forget(self) -> None:
         """Have the keys read anew."""
@@ -180,32 +190,26 @@ class EvictionOrder:
 
     def ascending(
         self, key: Float[Tensor, "n"]
-    ) -> tuple[Float[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    ) -> tuple[Float64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
         """Return keys of a batch, none NaN, and in which order they ascend; see :meth:`sort`."""
-        value = (key.float() if key.dtype == torch.bfloat16 else key).numpy()
+        value = key.to(torch.float64).numpy()
         row = self.sort(value)
         if math.isnan(value[row[-1]]):
             check_number(key, self.column.key)
         return value, row
 
-    def sort(self, value: Float[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    def sort(self, value: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
         """Return the order in which keys ascend; of equal ones the one to keep comes last."""
-        return ascending(value, self.tie == "newest")
+        if self.tie == "newest":
+            return value.argsort(kind="stable")
+        return len(value) - 1 - value[::-1].argsort(kind="stable")
 
-    def lowest(self, storage: Storage) -> float:
+    def lowest(self) -> float:
         """Return the lowest key of a storage that holds rows."""
-        return float(self.ranked(storage).smallest(1)[0][0])
-
-    def replacements(
-        self, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "k"], free: int
-    ) -> tuple[Float64[np.ndarray, "c"], Int64[np.ndarray, "c"], Int64[np.ndarray, "m"]]:
-        """Return keys and positions of the rows that come in, and the slots that they replace."""
-        worst: TopK = self._worst
-        return worst.replacements(value, row, free, self.tie == "newest")
+        return float(self.order.key[self.order.first(1)[0]])
 
     def driven_out(
         self,
-        storage: Storage,
         contest: Float64[np.ndarray, "m"],
         rank: Int64[np.ndarray, "m"] | None = None,
         given_up: Int64[np.ndarray, "g"] | None = None,
@@ -214,18 +218,20 @@ class EvictionOrder:
 
         Keys are newer than all stored rows, unless given ranks. Given-up slots are passed over.
         """
-        worst, m = self.ranked(storage), len(contest)
+        m = len(contest)
+        if not m:
+            return np.zeros(0, np.int64)
+        order = self.order
         n = m if given_up is None else m + len(given_up)
-        value, slot = worst.smallest(min(n, len(storage)))
+        slot = order.first(min(n, len(order)))
         if given_up is not None:
-            is_left = ~np.isin(slot, given_up)
-            value, slot = value[is_left][:m], slot[is_left][:m]
-        contest = contest[: len(slot)]
+            slot = slot[~np.isin(slot, given_up)][:m]
+        contest, value = contest[: len(slot)], order.key[slot]
         wins = self.beats(contest, value)
         if rank is not None:
-            is_later = rank[: len(slot)] > worst.rank.numpy()[slot]
+            is_later = rank[: len(slot)] > order.tie[slot]
             wins = (contest > value) | ((contest == value) & is_later)
-        return slot[: int(wins.sum())]
+        return slot[: np.count_nonzero(wins)]
 
     # State.
 
@@ -238,26 +244,25 @@ class EvictionOrder:
         self._counters.numpy()[_WRITTEN] += n
 
     def share(self) -> None:
-        """Move everything into memory that forked processes share."""
+        """Move the ranks and counters into memory that forked processes share."""
         self._counters.share_memory_()
-        if self._worst is not None:
-            self._worst.share_memory()
+        if self._rank is not None:
+            self._rank.share_memory_()
 
     def counters(self) -> list[int]:
         """Return how many rows were offered, and how many written."""
-        return self._counters[:_REVISION].tolist()
+        return self._counters.tolist()
 
     def roll_back(self, counters: list[int]) -> None:
-        """Return to counters, and have every process read the keys anew."""
+        """Return to counters, and read the keys anew."""
         self._counters.numpy()[: len(counters)] = counters
-        self._counters.numpy()[_REVISION] = -1
         self.forget()
 
     def empty(self, storage: Storage | None, empty_write_count: bool = True) -> None:
         """Start anew, for the storage was emptied."""
         self._counters.numpy()[_OFFERED] = 0
         if storage is not None:
-            self.ranked(storage).rank.fill_(UNKNOWN_RANK)
+            self.ranks(storage).fill_(_UNKNOWN_RANK)
         if empty_write_count:
             self._counters.numpy()[_WRITTEN] = 0
 
@@ -265,7 +270,7 @@ class EvictionOrder:
         """Return the age of each row, and how many were offered and written."""
         rank = torch.empty(0, dtype=torch.int64)
         if storage is not None:
-            rank = self.ranked(storage).rank[: len(storage)].clone()
+            rank = self.ranks(storage)[: len(storage)].clone()
         offered, written = self.counters()
         return {"rank": rank, "offered": offered, "written": written}
 
@@ -273,12 +278,12 @@ class EvictionOrder:
         """Restore what :meth:`state` returned. Keys are read from the storage when needed."""
         rank = state["rank"]
         self.make_room(storage, len(rank))
-        known = self.ranked(storage).rank
+        known = self.ranks(storage)
         known[: len(rank)] = rank
-        known[len(rank) :] = UNKNOWN_RANK
-        self._counters.numpy()[:_REVISION] = state["offered"], state["written"]
+        known[len(rank) :] = _UNKNOWN_RANK
+        self._counters.numpy()[:] = state["offered"], state["written"]
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what this process saw of the storage."""
-        return {**self.__dict__, "version": None}
+        return {**self.__dict__, "version": None, "order": None}

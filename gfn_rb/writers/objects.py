@@ -8,29 +8,10 @@ from typing import Literal
 import numpy as np
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.numerics.near.index import Pairs
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.writers.eviction_order import EvictionOrder
 
 OnDuplicate = Literal["refresh", "keep"]
-
-
-def first_slot(stored: Pairs, n: int) -> Int64[np.ndarray, "n"]:
-    """Return the first slot that holds the object of each of n rows, -1 for none."""
-    row, slot = (each.numpy() for each in stored)
-    first = np.full(n, -1)
-    order = slot.argsort()[::-1]  # of assignments to one place the last one stays
-    first[row[order]] = slot[order]
-    return first
-
-
-def is_last(twins: Pairs, n: int) -> Bool[np.ndarray, "n"]:
-    """Tell which of n rows have no later row of the same object in the batch."""
-    first, other = (each.numpy() for each in twins)
-    last = np.arange(n)
-    np.maximum.at(last, first, other)
-    last[other] = last[first]
-    return last == np.arange(n)
 
 
 def choose_objects(
@@ -54,18 +35,18 @@ def choose_objects(
     if free == 0:
         # Where a row that is refreshed sinks to the bottom, less is needed to beat it.
         lowest = key[again].min() if len(again) else math.inf
-        is_new &= order.beats(key, order.lowest(storage)) | (key >= lowest)
+        is_new &= order.beats(key, order.lowest()) | (key >= lowest)
     if len(again):
         order.forget()  # should writing fail, the keys are read anew
-        order.ranked(storage).update(slot[again], key[again], order.rank(again))
+        order.order.put(slot[again], key[again], order.rank(again))
     new = is_new.nonzero()[0]
     out = new[:0]
     if len(new) > free:
         new = new[order.sort(key[new])][-capacity:]
         contest = new[: len(new) - free][::-1]
         # Stored rows are older than the batch, all but the refreshed: there ages decide ties.
-        tied = len(again) and bool((key[contest, None] == key[again]).any())
-        out = order.driven_out(storage, key[contest], order.rank(contest) if tied else None)
+        tied = len(again) and bool(np.isin(key[contest], key[again]).any())
+        out = order.driven_out(key[contest], order.rank(contest) if tied else None)
         new = new[len(contest) - len(out) :]
         if len(again):
             slot[np.isin(slot, out)] = -1  # refreshed, and then driven out

@@ -19,14 +19,14 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.numerics.near.index import Duplicates, Pairs, PreparedRows
-from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
+from gfn_rb.numerics.near.index import EqualRows
+from gfn_rb.shapes import Bool, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import is_recorded, journal_of, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
 from gfn_rb.storages import require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
 from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique, require_finite
-from gfn_rb.writers.objects import OnDuplicate, choose_objects, first_slot, is_last
+from gfn_rb.writers.objects import OnDuplicate, choose_objects
 from gfn_rb.writers.rows import (
     RowLayout,
     check_number,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _GENERATION = "generation"  # of the state: how often each slot was written to
 
-Prepared = tuple[SyncedIndex[Any], PreparedRows]  # an index, and rows for it
+Prepared = tuple[SyncedIndex[Any], Any]  # an index, and rows for it
 Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
 
 
@@ -214,7 +214,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def identify(self, unique: Unique) -> None:
         """Identify objects by other entries from now on, such as the rows' compact form."""
-        self._compare_by(SyncedIndex(ObjectColumns(unique), Duplicates))
+        self._compare_by(SyncedIndex(ObjectColumns(unique), EqualRows))
 
     def group_by(self, group: Unique) -> None:
         """Group rows by other entries from now on, such as those of the rows' compact form."""
@@ -266,7 +266,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self._order.sync(storage)
         rows = self._index.read(data)
         index = self._index.sync(storage, rows, self._order.version)
-        slot = torch.from_numpy(first_slot(index.near(index.prepare(rows)), rows.shape[0]))
+        slot = torch.from_numpy(index.first_slot(index.prepare(rows)))
         compat.attach_generations(slot, storage)
         return slot
 
@@ -310,7 +310,9 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         check_number(key, self.key)
         check_stored(index, len(self._storage))
         storage = self._storage
-        rank, column = self._order.sync(storage).rank[index].numpy(), self._order.column
+        order, column = self._order.sync(storage), self._order.column
+        index = index.unique() if len(index) > 1 else index
+        rank = order.tie[index.numpy()]
         known = [each for each in self._indexes if each.version == self._order.version]
         with recording(storage):
             record_slots(storage, index)
@@ -318,8 +320,6 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             self._announce(index)
             values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
             self._order.update(storage, index.numpy(), values.numpy(), rank)
-        if self._limit is not None and self._limit.synced in known:
-            self._limit.synced.index.forget_floor(index.numpy())
         for compared in known:
             reads_key = compared.features.reads(unravel_key(self.key))
             compared.version = None if reads_key else self._order.version
@@ -381,14 +381,14 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
         n, stored = data.shape[0], compat.length_of(self._storage)
         row, slot = np.arange(n), torch.arange(stored, stored + n)
-        self._order.ranked(self._storage).rank.numpy()[stored : stored + n] = self._order.rank(row)
+        self._order.ranks(self._storage).numpy()[stored : stored + n] = self._order.rank(row)
         device = getattr(self._storage, "device", None)
         is_there = isinstance(device, torch.device) and device.type != "cpu"
         self._write(slot, data, slot - stored if is_there else None, stored + n)
         return row, slot.numpy()
 
     def _merge(
-        self, data: Rows, value: Float[np.ndarray, "n"], row: Int64[np.ndarray, "k"]
+        self, data: Rows, value: Float64[np.ndarray, "n"], row: Int64[np.ndarray, "k"]
     ) -> Written:
         """Write the rows, in ascending order of their keys, that win a slot.
 
@@ -396,14 +396,16 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """
         storage, order = self._storage, self._order
         stored, size = compat.length_of(storage), storage.max_size
-        value, row, target = order.replacements(value, row, size - stored)
+        row = row[-size:]
+        contest = value[row[: max(len(row) - (size - stored), 0)][::-1]]
+        target = order.driven_out(contest)
+        row = row[len(contest) - len(target) :]
         if not len(row):
             return row, target
-        n_replaced = len(target)
-        if stored < size:
-            target = np.concatenate([target, np.arange(stored, size)])
-        self._write(torch.from_numpy(target), data, torch.from_numpy(row), size)
-        order.update(storage, target, value, order.rank(row), n_replaced)
+        length = stored + len(row) - len(target)
+        target = np.concatenate([target, np.arange(stored, length)])
+        self._write(torch.from_numpy(target), data, torch.from_numpy(row), length)
+        order.update(storage, target, value[row], order.rank(row))
         return row, target
 
     def _offer_objects(
@@ -413,14 +415,16 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         storage, order = self._storage, self._order
         value, row = order.ascending(key)
         order.sync(storage)
-        _, prepared = self._prepared(synced, data, rows[0] if rows else None)
-        index = synced.index
-        stored, twins = index.near(prepared), index.near_each_other(prepared)
-        if compat.length_of(storage) < storage.max_size or stored[0].shape[0] or twins[0].shape[0]:
-            row, target = self._merge_objects(data, key.to(torch.float64).numpy(), stored, twins)
-        else:
+        columns = rows[0] if rows else synced.read(data)
+        index = synced.sync(storage, columns, order.version)
+        prepared = index.prepare(columns)
+        stored_at = index.first_slot(prepared)
+        is_last = index.last_twins(prepared) == np.arange(len(row))
+        if np.count_nonzero(is_last & (stored_at < 0)) == len(row):
             row, target = self._merge(data, value, row)
-        chosen = prepared.select(torch.from_numpy(row))
+        else:
+            row, target = self._merge_objects(data, value, stored_at, is_last)
+        chosen = prepared.select(row)
         index.write(torch.from_numpy(target), chosen, compat.length_of(storage))
         synced.version = order.version
         return row, target
@@ -443,19 +447,19 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             assert self._index is not None
             known.append(self._prepared(self._index, data, rows[0] if rows else None))
             index, prepared = self._index.index, known[1][1]
-            stored, twins, n = index.near(prepared), index.near_each_other(prepared), len(row)
-            if twins[0].shape[0]:
-                row = row[is_last(twins, n)[row]]
-            if stored[0].shape[0]:
-                stored_at = first_slot(stored, n)[row]
+            row = row[(index.last_twins(prepared) == np.arange(len(row)))[row]]
+            stored_at = index.first_slot(prepared)[row]
+            if (stored_at < 0).all():
+                stored_at = None
+            else:
                 if self.on_duplicate == "keep":
                     row, stored_at = row[stored_at < 0], None
                 else:
                     removed = stored_at[stored_at >= 0]
-        key_of = value[row].astype(np.float64)
+        key_of = value[row]
         kept, removed = limit.choose(order, storage, known[0][1], key_of, row, removed, stored_at)
-        row, chosen = row[kept], torch.from_numpy(row[kept])
-        known = [(synced, prepared.select(chosen)) for synced, prepared in known]
+        row = row[kept]
+        known = [(synced, prepared.select(row)) for synced, prepared in known]
         return row, self._replace(data, row, key_of[kept], torch.from_numpy(removed), known)
 
     def _replace(
@@ -485,23 +489,24 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
                 write_rows(storage, move.target, data, chosen, max(move.length, stored))
             move.close_holes(storage, stored)
             self._announce(torch.cat([move.target, move.hole]), len(row))
-            order.ranked(storage).update(target, key, order.rank(row))
+            order.update(storage, target, key, order.rank(row))
             order.move(storage, move, stored)
         for synced, prepared in known:
             synced.replace(move, prepared, stored, order.version)
         return target
 
     def _merge_objects(
-        self, data: Rows, key: Float64[np.ndarray, "n"], stored: Pairs, twins: Pairs
+        self,
+        data: Rows,
+        key: Float64[np.ndarray, "n"],
+        stored_at: Int64[np.ndarray, "n"],
+        is_last: Bool[np.ndarray, "n"],
     ) -> Written:
         """Write rows over those of the same objects; let the other ones win slots as usual."""
-        storage, order, n = self._storage, self._order, len(key)
-        stored_at = first_slot(stored, n)
+        storage, order = self._storage, self._order
         # Their places in the order change while rows are chosen.
         record_slots(storage, torch.from_numpy(stored_at))
-        slot, length = choose_objects(
-            order, storage, key, stored_at, is_last(twins, n), self.on_duplicate
-        )
+        slot, length = choose_objects(order, storage, key, stored_at, is_last, self.on_duplicate)
         row = (slot >= 0).nonzero()[0]
         target = slot[row]
         if len(row):
@@ -623,7 +628,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def slot_tensors(self) -> list[Tensor]:
         """Return the position of each slot in the order of eviction."""
-        return [self._order.ranked(self._storage).rank]
+        return [self._order.ranks(self._storage)]
 
     def counters(self) -> list[int]:
         """Return the numbers of rows offered and written."""
@@ -637,7 +642,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     def __getstate__(self) -> dict[str, Any]:
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
         if self._storage is not None:
-            self._order.ranked(self._storage)
+            self._order.ranks(self._storage)
         return super().__getstate__()
 
     def __repr__(self) -> str:

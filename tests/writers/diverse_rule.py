@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from gfn_rb.numerics.near.distances import distance
-
 
 class Item(NamedTuple):
     """Items compare by key, then by age, and are never equal."""
@@ -20,7 +18,7 @@ class Item(NamedTuple):
 
 def apart(one: Item, other: Item, p: float) -> float:
     a, b = torch.tensor([one.features]), torch.tensor([other.features])
-    return float(distance(a.to(torch.float64), b.to(torch.float64), p))
+    return float(torch.linalg.vector_norm(a.to(torch.float64) - b.to(torch.float64), p))
 
 
 def best(items, capacity):

@@ -82,7 +82,7 @@ def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options,
     rb, items, serial = buffer(capacity, device=device, **options), [], 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "_FEWEST", few)
-        patch.setattr(neighbours.AllPairs, "chunk", 2 * few)
+        patch.setattr(neighbours, "_PAIRS", 2 * few)
         for name, some in actions:
             values = [key for key, _ in some]
             states = torch.tensor([state for _, state in some], dtype=dtype)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import numpy as np
-import torch
 from torch import Tensor
 
-from gfn_rb.numerics.near.index import PreparedRows, SlotIndex, row_bytes
-from gfn_rb.shapes import Int64, Shaped
+from gfn_rb.kernels.groups import places
+from gfn_rb.kernels.objects import Objects
+from gfn_rb.kernels.order import Order
+from gfn_rb.numerics.flat import equal_bits
+from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
+from gfn_rb.shapes import Float64, Int64, Shaped
 
 _FEWEST = 64  # places of the smallest array of slots
 
@@ -27,7 +27,6 @@ class Groups(SlotIndex):
         size: number of rows of each group: int64.
         n_builds: how often all groups were numbered anew.
         changed: numbers of groups that rows were written to or taken from; None is not kept.
-        floor: a number of each group that its user sets; NaN once rows were taken from the group.
     """
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
@@ -37,11 +36,13 @@ class Groups(SlotIndex):
         self._clear()
 
     def _clear(self) -> None:
-        self._numbers = _Numbers()
+        self._objects = Objects(_FEWEST, equal_bits(self.like).shape[1])  # slots are numbers
+        self._given: np.ndarray = np.zeros(0, np.int64)  # numbers that the last call gave
+        self._free: list[int] = []  # numbers given up
         self.group = np.full(self.capacity, -1)
+        self._is_removed = np.zeros(self.capacity, np.bool_)  # False between calls
         self._place = np.zeros(self.capacity, np.int64)  # of each slot in the array of slots
         self.size = np.zeros(0, np.int64)
-        self.floor = np.zeros(0)
         self._start = self._room = self.size  # of the segment of each group
         self._slots, self._end = np.zeros(0, np.int64), 0
 
@@ -50,17 +51,31 @@ class Groups(SlotIndex):
 
         If no row of a new group is written, the next call gives its number up.
         """
-        self._release(self._numbers.given)
-        self._numbers.given = []
-        keys = rows.numpy()[:, 0].tolist() if rows.shape[1] == 1 else row_bytes(rows)
-        number = np.fromiter(map(self._numbers.__getitem__, keys), np.int64, len(keys))
-        if (n := len(self._numbers.key_of)) > len(self.size):
-            more = np.zeros(n, np.int64)
+        self._release(self._given)
+        objects = self._objects.hashed(equal_bits(rows).numpy())
+        number = self._objects.first(objects)
+        is_new = number < 0
+        self._given = number[:0]
+        if is_new.any():
+            first = self._objects.twins(objects)
+            entering = (is_new & (first == np.arange(len(first)))).nonzero()[0]
+            number[entering] = self._given = self._new_numbers(len(entering))
+            self._objects.put(self._given, objects.select(entering))
+            number = number[first]
+        return PreparedRows((number,))
+
+    def _new_numbers(self, n: int) -> Int64[np.ndarray, "n"]:
+        """Return numbers that no group has."""
+        again = min(n, len(self._free))
+        free, known = self._free[len(self._free) - again :], len(self.size)
+        del self._free[len(self._free) - again :]
+        more = n - again
+        if more:
             for name in ("size", "_start", "_room"):
-                setattr(self, name, np.concatenate([getattr(self, name), more]))
-            self.floor = np.concatenate([self.floor, np.full(n, np.nan)])
-        numbers = torch.from_numpy(number)
-        return PreparedRows(numbers, numbers)
+                setattr(self, name, np.append(getattr(self, name), np.zeros(more, np.int64)))
+            if known + more > self._objects.capacity:
+                self._objects = self._objects.grown(2 * (known + more))
+        return np.concatenate([np.array(free, np.int64), np.arange(known, known + more)])
 
     def members(
         self, group: Int64[np.ndarray, "g"]
@@ -69,21 +84,36 @@ class Groups(SlotIndex):
         size = self.size[group]
         return self._slots[_ranges(self._start[group], size)], size
 
-    def forget_floor(self, slot: Int64[np.ndarray, "n"]) -> None:
-        """Make the floor of the groups of some slots NaN."""
-        self.floor[self.group[slot]] = np.nan
+    def places(
+        self,
+        group: Int64[np.ndarray, "n"],
+        key: Float64[np.ndarray, "n"],
+        order: Order,
+        removed: Int64[np.ndarray, "r"],
+        per_group: int,
+        is_newest: bool,
+    ) -> Int64[np.ndarray, "n"]:
+        """Return the slot of its group that each row takes; see :func:`kernels.groups.places`."""
+        self._is_removed[removed] = True
+        visit = np.zeros(len(self.size), np.int64)
+        taken: np.ndarray = places(
+            group, key, is_newest, per_group, self._slots, self._start, self.size,
+            self._is_removed, visit, order.key, order.tie,
+        )  # fmt: skip
+        self._is_removed[removed] = False
+        return taken
 
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots; see :meth:`SlotIndex.write`."""
         self.length = length
-        self._put(slot.numpy(), prepared.key.numpy())
+        self._put(slot.numpy(), prepared.columns[0])
 
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
         """Put rows into the first slots; see :meth:`SlotIndex.assign`."""
         self._clear()
         self.n_builds += 1
         n = self.length = rows.shape[0]
-        self.group[:n] = group = self.prepare(rows).key.numpy()
+        self.group[:n] = group = self.prepare(rows).columns[0]
         self.size += np.bincount(group, minlength=len(self.size))
         self._lay_out(group.argsort(kind="stable"), _power_of_two(self.size))
 
@@ -96,7 +126,7 @@ class Groups(SlotIndex):
         slot = np.arange(length, self.length)
         group = self.group[slot]
         self._take_out(slot)
-        self._release(group.tolist())
+        self._release(group)
         self.length = length
 
     def _put(self, slot: Int64[np.ndarray, "n"], group: Int64[np.ndarray, "n"]) -> None:
@@ -121,14 +151,16 @@ class Groups(SlotIndex):
         self._slots[place], self._place[slot] = slot, place
         self.group[slot], self.size[group] = group, at + 1
         if len(before := before[before >= 0]):
-            self._release(before[self.size[before] == 0].tolist())
+            self._release(before)
 
-    def _release(self, group: Iterable[int]) -> None:
-        """Give up the numbers of groups that have no rows."""
-        for number in group:
-            if not self.size[number]:
-                self._numbers.release(number)
-                self._room[number] = 0
+    def _release(self, group: Int64[np.ndarray, "g"]) -> None:
+        """Give up the numbers of those of some groups that have no rows."""
+        empty = np.unique(group[self.size[group] == 0])
+        empty = empty[self._objects.holds(empty)]
+        if len(empty):
+            self._objects.remove(empty)
+            self._free.extend(empty.tolist())
+            self._room[empty] = 0
 
     def _note(self, group: Int64[np.ndarray, "n"]) -> None:
         if self.changed is not None:
@@ -140,7 +172,6 @@ class Groups(SlotIndex):
         group, nth, count = np.unique(self.group[slot], return_inverse=True, return_counts=True)
         self._note(group)
         self.size[group] -= count
-        self.floor[group] = np.nan
         end = self._start[group] + self.size[group]
         self._slots[place], self.group[slot] = -1, -1
         last = _ranges(end, count)
@@ -175,32 +206,6 @@ class Groups(SlotIndex):
 
     def _fill(self, slot: Int64[np.ndarray, "m"], place: Int64[np.ndarray, "m"]) -> None:
         self._slots[place], self._place[slot] = slot, place
-
-
-class _Numbers(dict[Any, int]):
-    """Numbers of groups. One that is asked for the first time gets the number of one given up."""
-
-    def __init__(self) -> None:
-        self.key_of: list[Any] = []
-        self.given: list[int] = []  # since this was last emptied
-        self._free: list[int] = []
-
-    def __missing__(self, key: Any) -> int:
-        if self._free:
-            number = self._free.pop()
-            self.key_of[number] = key
-        else:
-            number = len(self.key_of)
-            self.key_of.append(key)
-        self[key] = number
-        self.given.append(number)
-        return number
-
-    def release(self, number: int) -> None:
-        key, self.key_of[number] = self.key_of[number], None
-        if key is not None:
-            del self[key]
-            self._free.append(number)
 
 
 def _power_of_two(n: Int64[np.ndarray, "g"]) -> Int64[np.ndarray, "g"]:

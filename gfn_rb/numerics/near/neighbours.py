@@ -1,40 +1,57 @@
-"""Indexes of rows within a distance of others, and the one that suits rows and distance."""
+"""Indexes that choose rows which are far apart: for norms, and for any other distance."""
 
 from __future__ import annotations
 
 import math
-from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gfn_rb.errors import NaNError, ShapeError
+from gfn_rb.kernels import near
+from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.numerics.flat import equal_bits
-from gfn_rb.numerics.near.distances import Distance, rough_distances, within
-from gfn_rb.numerics.near.index import Duplicates, NearIndex, Pairs, PreparedRows, row_bytes
+from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
 from gfn_rb.shapes import Float64, Int64, Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
-BATCH_OF_PAIRS = 2**21  # looked at together, so that memory stays bounded
-_WORTHWHILE = 16  # a look-up that leaves more than one row in so many is dearer than all pairs
 _RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
+_PAIRS = 2**21  # measured together, so that memory stays bounded
 _FEWEST = 512  # rows that pivots are chosen for
-_MOST_PIVOTS = 1024
+_MOST_PIVOTS = 512
 _SAMPLE = 4096  # rows that pivots are chosen among
+
+NEVER, NOT_LOWER, HIGHER = range(3)  # with which keys rows beat stored ones
+
+
+class Rivals(NamedTuple):
+    """Keys that decide between rows that are near each other.
+
+    Args:
+        key: of the rows, from the best to the worst, float64 [n].
+        stored: of all slots, float64 [capacity].
+        beats: whether a row takes the place of a stored one ``NEVER``, if its key is ``NOT_LOWER``
+            or if it is ``HIGHER``.
+    """
+
+    key: np.ndarray
+    stored: np.ndarray
+    beats: int
+
+
+Chosen = tuple[np.ndarray, np.ndarray]  # int64: positions of rows that stay, slots that give way
 
 
 def near_index(
     capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
-) -> NearIndex:
+) -> NearRows | AnyDistance:
     """Return an empty index of rows within a cutoff of each other."""
-    if not isinstance(p, float):
-        return AllPairs(capacity, like, p, cutoff)
-    n_differ = _most_that_differ(like, p, cutoff)
-    if n_differ == 0:
-        return Duplicates(capacity, like)
-    kind = ColumnGroups if (n_differ + 1) * _COLUMNS <= like.shape[1] else Pivots
-    return kind(capacity, like, p, cutoff)
+    if isinstance(p, float):
+        return NearRows(capacity, like, p, cutoff)
+    return AnyDistance(capacity, like, p, cutoff)
 
 
 def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
@@ -50,230 +67,201 @@ def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
     return math.floor(min(bound * (1 + 1e-9), width))
 
 
-class AllPairs(NearIndex):
-    """An index that holds the rows and measures all pairs: it knows no bound that rules one out."""
+class NearRows(SlotIndex):
+    """An index of rows by a p-norm. Exact: no near pair is missed or made up.
 
-    chunk = 1024
+    Rows that differ in at most h columns have one of any h + 1 groups of columns equal. Where h is
+    small, rows are filed under each of these groups, and near ones are found there. With a cutoff
+    of 0 there is one group, of all columns.
 
-    def __init__(
-        self, capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
-    ) -> None:
+    All other rows are filed under the nearest of some rows, the pivots. By the triangle inequality,
+    the pivot of a row q near x is at most twice the cutoff farther from x than the pivot of x. The
+    distances of q and x to a pivot differ by at most the cutoff. Pivots are far from each other
+    (farthest-first traversal, Gonzalez 1985), so that clusters of rows have their own.
+    """
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
         super().__init__(capacity, like)
         self.p, self.cutoff = p, cutoff
-        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
-        self._none = torch.empty(0, dtype=torch.int64)
-
-    def sibling(self, capacity: int) -> AllPairs:
-        """Return an empty index of another capacity; see :meth:`NearIndex.sibling`."""
-        return type(self)(capacity, self.like, self.p, self.cutoff)
+        width, n_differ = like.shape[1], _most_that_differ(like, p, cutoff)
+        by_columns = (n_differ == 0) or (n_differ + 1) * _COLUMNS <= width
+        self._n_groups = n_differ + 1 if by_columns else 0
+        # Equal rows need not be measured, and are held as columns of objects alone.
+        self._is_exact = self._n_groups == 1
+        self.rows = np.zeros((capacity, 0 if self._is_exact else width), self._values(like).dtype)
+        self._radius = np.zeros(capacity)  # how far each row is from its pivot
+        self._pivots, self._chosen_for = np.zeros_like(self.rows[:1]), 0
+        n_keys = equal_bits(self.like).shape[1]
+        # Rows of one group need no number of it.
+        per_group = -(-n_keys // self._n_groups) + (self._n_groups > 1) if by_columns else 1
+        self._filed = Objects(capacity * max(self._n_groups, 1), per_group)
+        self._gone = np.zeros(capacity, np.bool_)  # False between calls
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Return the rows as they are; see :meth:`NearIndex.prepare`."""
-        return PreparedRows(rows, rows)
+        """Return rows with what they are filed under; see :meth:`SlotIndex.prepare`."""
+        values, radius = self._values(rows), np.zeros(len(rows))
+        if self._n_groups:
+            keys = self._groups(equal_bits(rows).numpy())
+        else:
+            number, radius = near.nearest(values, self._pivots, self.p)
+            keys = number[:, None]
+        hashed = self._filed.hashed(keys)
+        n, g = len(rows), max(self._n_groups, 1)
+        return PreparedRows(
+            (values, radius, hashed.rows.reshape(n, g, keys.shape[1]), hashed.code.reshape(n, g))
+        )
 
-    def near(self, prepared: PreparedRows) -> Pairs:
-        """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        rows, found = prepared.rows, [(self._none, self._none)]
-        step = max(1, BATCH_OF_PAIRS // max(1, len(rows)))
-        for start in range(0, self.length if len(rows) else 0, step):
-            i, j = self._may_be_near(rows, self.rows[start : min(start + step, self.length)])
-            found.append(self._measured(rows, self.rows, i, j + start))
-        i, slot = (torch.cat(each) for each in zip(*found, strict=True))
-        return i, slot
+    def _values(self, rows: Shaped[Tensor, "n d"]) -> np.ndarray:
+        """Return rows as float64 or int64, which distances are measured between."""
+        if self._is_exact:
+            return np.zeros((len(rows), 0))
+        dtype = torch.float64 if rows.is_floating_point() else torch.int64
+        values: np.ndarray = rows.to(dtype).contiguous().numpy()
+        return values
 
-    def near_each_other(self, prepared: PreparedRows) -> Pairs:
-        """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
-        i, j = self._may_be_near(prepared.rows, prepared.rows)
-        return self._measured(prepared.rows, prepared.rows, i[i < j], j[i < j])
+    def _groups(self, bits: Int64[np.ndarray, "n d"]) -> Int64[np.ndarray, "m w"]:
+        """Return the groups of columns of each row, group after group."""
+        (n, width), g = bits.shape, self._n_groups
+        if g == 1:
+            return bits
+        padded = np.pad(bits, ((0, 0), (0, -width % g)))
+        groups = padded.reshape(n, -(-width // g), g).transpose(0, 2, 1)
+        number = np.broadcast_to(np.arange(g)[:, None], (n, g, 1))
+        return np.concatenate([groups, number], 2).reshape(n * g, -1)
 
-    def _may_be_near(self, a: Tensor, b: Tensor) -> Pairs:
-        """Return the pairs of rows that are near but for rounding."""
-        if isinstance(self.p, float):
-            dtype = torch.float32 if a.dtype == torch.float32 else torch.float64
-            apart, rounding = rough_distances(a.to(dtype), b.to(dtype), self.p)
-            i, j = (~(apart > self.cutoff * (1 + _RELATIVE) + rounding)).nonzero().unbind(1)
-            return i, j  # with those whose distance overflows to NaN
-        apart = self.p(a, b)
+    def choose(self, prepared: PreparedRows, rivals: Rivals) -> Chosen:
+        """Keep each row that is near none better, whether among the rows kept or stored.
+
+        Goes through all rows, the stored ones too, from the best to the worst, and compares each
+        with those that are kept alone. Stored rows are not compared with each other.
+        """
+        rows, radius, keys, codes = prepared.columns
+        n, g = codes.shape
+        filed = Hashed(keys.reshape(n * g, keys.shape[2]), codes.reshape(n * g))
+        slack = self.cutoff * (1 + _RELATIVE)
+        if self._n_groups:
+            start, probe, reach = np.arange(n + 1) * g, filed, np.zeros(n * g)
+        else:
+            start, probe, reach = self._probes(rows, radius, slack)
+        return near.choose(
+            rows, radius, rivals.key, filed, start, probe, reach, self._filed.sibling(n * g).table,
+            self.rows, self._radius, rivals.stored, self._filed.table, self._gone, rivals.beats,
+            self.p, self.cutoff, slack,
+        )  # fmt: skip
+
+    def _probes(
+        self, rows: np.ndarray, radius: Float64[np.ndarray, "n"], slack: float
+    ) -> tuple[Int64[np.ndarray, "m"], Hashed, Float64[np.ndarray, "k"]]:
+        """Return the pivots that near rows may have, and how far they are from each row."""
+        # If d(q, x) <= c and p is x's nearest pivot, then for the pivot o nearest to q,
+        # d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
+        step, found = max(1, _PAIRS // len(self._pivots)), []
+        for first in range(0, len(rows), step):
+            apart = near.distances(rows[first : first + step], self._pivots, self.p)
+            limit = radius[first : first + step, None] * (1 + _RELATIVE) + 2 * slack
+            row, pivot = (apart <= limit).nonzero()
+            found.append((row + first, pivot, apart[row, pivot]))
+        row, pivot, reach = (np.concatenate(each) for each in zip(*found, strict=True))
+        start = row.searchsorted(np.arange(len(rows) + 1))
+        return start, self._filed.hashed(pivot[:, None]), reach
+
+    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+        """Put rows into slots; see :meth:`SlotIndex.write`."""
+        self.length = length
+        at, (rows, radius, keys, codes) = slot.numpy(), prepared.columns
+        self.rows[at], self._radius[at] = rows, radius
+        if not self._n_groups and length >= max(_FEWEST, 2 * self._chosen_for):
+            self._choose_pivots()
+            return
+        g = max(self._n_groups, 1)
+        entry = (at[:, None] * g + np.arange(g)).reshape(-1)
+        self._filed.put(entry, Hashed(keys.reshape(-1, keys.shape[2]), codes.reshape(-1)))
+
+    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+        """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
+        at, to, g = source.numpy(), target.numpy(), np.arange(max(self._n_groups, 1))
+        self.rows[to], self._radius[to] = self.rows[at], self._radius[at]
+        at, to = ((each[:, None] * len(g) + g).reshape(-1) for each in (at, to))
+        self._filed.move(at, to)
+
+    def shorten(self, length: int) -> None:
+        """Take out the rows from a slot on; see :meth:`SlotIndex.shorten`."""
+        g = max(self._n_groups, 1)
+        self._filed.remove(np.arange(length * g, self.length * g))
+        self.length = length
+        if not length:
+            self._pivots, self._chosen_for = np.zeros_like(self.rows[:1]), 0
+
+    def _choose_pivots(self) -> None:
+        """Choose pivots, and file all rows under them."""
+        rows, n = self.rows[: self.length], self.length
+        self._chosen_for = n
+        sample = np.ascontiguousarray(rows[:: max(1, n // _SAMPLE)])
+        chosen = np.zeros(min(2 * math.isqrt(n), _MOST_PIVOTS), np.int64)
+        apart = near.distances(sample[:1], sample, self.p)[0]
+        for k in range(1, len(chosen)):
+            chosen[k] = apart.argmax()
+            farthest = sample[chosen[k] : chosen[k] + 1]
+            np.minimum(apart, near.distances(farthest, sample, self.p)[0], out=apart)
+        self._pivots = sample[chosen]
+        number, self._radius[:n] = near.nearest(rows, self._pivots, self.p)
+        self._filed.put(np.arange(n), self._filed.hashed(number[:, None]))
+
+
+class AnyDistance(SlotIndex):
+    """An index for distances of which nothing is known: it measures all pairs."""
+
+    def __init__(
+        self, capacity: int, like: Shaped[Tensor, "n d"], measure: Distance, cutoff: float
+    ) -> None:
+        super().__init__(capacity, like)
+        self._measure, self._cutoff = measure, cutoff
+        self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
+
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
+        """Return the rows as they are; see :meth:`SlotIndex.prepare`."""
+        return PreparedRows((rows.numpy(),))
+
+    def choose(self, prepared: PreparedRows, rivals: Rivals) -> Chosen:
+        """Choose rows; see :meth:`NearRows.choose`."""
+        rows, key = torch.from_numpy(prepared.columns[0]), rivals.key
+        stays, gone = np.zeros(len(rows), np.bool_), np.zeros(self.length, np.bool_)
+        step = max(1, _PAIRS // (self.length + len(rows)))
+        for first in range(0, len(rows), step):
+            some = rows[first : first + step]
+            is_near = self._are_near(some, self.rows[: self.length])
+            is_peer = self._are_near(some, rows[: first + step])
+            for i, (stored, peers) in enumerate(zip(is_near, is_peer, strict=True), first):
+                slot = (stored & ~gone).nonzero()[0]
+                theirs = rivals.stored[slot]
+                wins = key[i] > theirs if rivals.beats == HIGHER else key[i] >= theirs
+                if rivals.beats == NEVER:
+                    wins[:] = False
+                if wins.all() and not (peers[:i] & stays[:i]).any():
+                    stays[i], gone[slot] = True, True
+        return stays.nonzero()[0], gone.nonzero()[0]
+
+    def _are_near(self, a: Tensor, b: Tensor) -> np.ndarray:
+        if not len(b):
+            return np.zeros((len(a), 0), np.bool_)
+        apart = self._measure(a, b)
         if apart.shape != (len(a), len(b)):
             raise ShapeError(
                 f"distance must return shape {[len(a), len(b)]}, got {list(apart.shape)}"
             )
         if bool(apart.isnan().any()):
             raise NaNError("distance must return numbers, got nan; nothing was written")
-        i, j = (apart <= self.cutoff).nonzero().unbind(1)
-        return i, j
-
-    def _measured(self, rows: Tensor, others: Tensor, i: Tensor, j: Tensor) -> Pairs:
-        """Return those of some pairs that are near."""
-        if not isinstance(self.p, float):  # measured already
-            return i, j
-        near = within(rows, others, i, j, self.p, self.cutoff)
-        return i[near], j[near]
+        return (apart <= self._cutoff).numpy()
 
     def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put rows into slots; see :meth:`NearIndex.write`."""
-        self.rows.index_copy_(0, slot, prepared.rows)
+        """Put rows into slots; see :meth:`SlotIndex.write`."""
+        self.rows[slot] = torch.from_numpy(prepared.columns[0])
         self.length = length
 
     def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
-        """Copy rows from slots into others; see :meth:`NearIndex.move`."""
-        self.write(target, self.prepare(self.rows[source]), self.length)
+        """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
+        self.rows[target] = self.rows[source]
 
     def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
+        """Take out the rows from a slot on; see :meth:`SlotIndex.shorten`."""
         self.length = length
-
-
-class ColumnGroups(AllPairs):
-    """Finds rows that differ in few columns, by groups of columns that are equal.
-
-    Of rows that differ in at most h columns, one of any h + 1 groups of columns is equal. For the
-    Hamming distance (p = 0), and for integers where near rows differ in few columns.
-    """
-
-    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
-        super().__init__(capacity, like, p, cutoff)
-        self._n_groups = 1 + _most_that_differ(like, p, cutoff)
-        self._filed = Duplicates(capacity * self._n_groups, like)  # the groups of slot after slot
-
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Return rows with the bytes of their groups; see :meth:`NearIndex.prepare`."""
-        (n, width), g = rows.shape, self._n_groups
-        groups = pad(equal_bits(rows), (0, -width % g)).view(n, -(-width // g), g).mT
-        number = torch.arange(g)[:, None].expand(n, g, 1)
-        keys = iter(row_bytes(torch.cat([groups, number], 2).flatten(0, 1)))
-        return PreparedRows(rows, [*zip(*[keys] * g, strict=True)])
-
-    def near(self, prepared: PreparedRows) -> Pairs:
-        """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        keys, stored = [*chain.from_iterable(prepared.key)], self.rows[: self.length]
-        found = self._found(self._filed, keys, stored, prepared)
-        return super().near(prepared) if found is None else found
-
-    def near_each_other(self, prepared: PreparedRows) -> Pairs:
-        """Return near rows i < j; see :meth:`NearIndex.near_each_other`."""
-        keys = [*chain.from_iterable(prepared.key)]
-        if len(set(keys)) == len(keys):
-            return self._none, self._none
-        filed = Duplicates(len(keys), self.like)
-        filed.file(range(len(keys)), keys)
-        found = self._found(filed, keys, prepared.rows, prepared)
-        if found is None:
-            return super().near_each_other(prepared)
-        i, j = found
-        return i[i < j], j[i < j]
-
-    def _found(
-        self, filed: Duplicates, keys: list[bytes], others: Tensor, prepared: PreparedRows
-    ) -> Pairs | None:
-        """Return near pairs of which a group is equal; None if it is equal in too many."""
-        places = filed.pairs(keys, _worthwhile(prepared.rows, others))
-        if places is None:
-            return None
-        i, slot = (place // self._n_groups for place in places)
-        return self._measured(prepared.rows, others, i, slot)
-
-    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put rows into slots; see :meth:`NearIndex.write`."""
-        super().write(slot, prepared, length)
-        place = slot[:, None] * self._n_groups + torch.arange(self._n_groups)
-        self._filed.file(place.view(-1).tolist(), chain.from_iterable(prepared.key))
-        self._filed.length = length * self._n_groups
-
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        super().shorten(length)
-        self._filed.shorten(length * self._n_groups)
-
-
-class Pivots(AllPairs):
-    """Finds near rows by their distances to some of the rows, the pivots.
-
-    Each row x is filed under its nearest pivot. By the triangle inequality, the pivot of a row q
-    near x is at most twice the cutoff farther from x than the pivot of x. The distances of q and x
-    to the pivot of q differ by at most the cutoff. Pivots are far from each other (farthest-first
-    traversal, Gonzalez 1985), so that clusters of rows have their own.
-    """
-
-    def __init__(
-        self, capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
-    ) -> None:
-        super().__init__(capacity, like, p, cutoff)
-        self._filed = Duplicates(capacity, like)
-        self._pivot = torch.zeros(capacity, dtype=torch.int64)  # of each row, the nearest
-        self._radius = torch.zeros(capacity, dtype=torch.float64)  # and how far it is
-        self._rounding = self._radius.new_zeros(())
-        self._pivots, self._chosen_for = self.rows[:0], 0
-
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Measure how far rows lie from the pivots; see :meth:`NearIndex.prepare`."""
-        if not len(self._pivots):
-            return super().prepare(rows)
-        assert isinstance(self.p, float)
-        reach, rounding = rough_distances(rows.to(torch.float64), self._pivots, self.p)
-        self._rounding = torch.maximum(self._rounding, rounding)
-        return PreparedRows(rows, reach)
-
-    def near(self, prepared: PreparedRows) -> Pairs:
-        """Return the slots of near rows; see :meth:`NearIndex.near`."""
-        if not len(self._pivots):
-            return super().near(prepared)
-        # The triangle inequality, twice: if d(q, x) <= c and p is x's nearest pivot, then for the
-        # pivot o nearest to q, d(q, p) <= d(x, p) + c <= d(x, o) + c <= d(q, o) + 2 c.
-        slack = self.cutoff * (1 + _RELATIVE) + 2 * self._rounding  # with what rounding may add
-        closest = prepared.key.amin(1, keepdim=True)
-        row, pivot = (prepared.key <= closest * (1 + _RELATIVE) + 2 * slack).nonzero().unbind(1)
-        most = _worthwhile(prepared.rows, self.rows[: self.length])
-        found = self._filed.pairs(pivot.tolist(), most)
-        if found is None:
-            return super().near(prepared)
-        i, slot = row[found[0]], found[1]
-        reach = prepared.key[i, self._pivot[slot]]
-        apart = (reach - self._radius[slot]).abs_()
-        near = (apart <= slack + _RELATIVE * reach).nonzero()[:, 0]
-        return self._measured(prepared.rows, self.rows, i[near], slot[near])
-
-    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put rows into slots; see :meth:`NearIndex.write`."""
-        super().write(slot, prepared, length)
-        if length >= max(_FEWEST, 2 * self._chosen_for):
-            self._choose()
-        elif len(self._pivots):
-            self._file(slot, prepared.key)
-            self._filed.length = length
-
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`NearIndex.shorten`."""
-        super().shorten(length)
-        self._filed.shorten(length)
-        if not length:
-            self._pivots, self._chosen_for = self.rows[:0], 0
-
-    def _choose(self) -> None:
-        """Choose pivots, and file all rows under them."""
-        assert isinstance(self.p, float)
-        rows, self._chosen_for = self.rows[: self.length], self.length
-        self._pivots = _far_apart(rows, min(4 * math.isqrt(self.length), _MOST_PIVOTS), self.p)
-        for slot in torch.arange(self.length).split(max(1, BATCH_OF_PAIRS // _MOST_PIVOTS)):
-            self._file(slot, self.prepare(rows[slot]).key)
-        self._filed.length = self.length
-
-    def _file(self, slot: Int64[Tensor, "n"], reach: Float64[Tensor, "n pivots"]) -> None:
-        self._radius[slot], self._pivot[slot] = reach.min(1)
-        self._filed.file(slot.tolist(), self._pivot[slot].tolist())
-
-
-def _worthwhile(rows: Tensor, others: Tensor) -> int:
-    """Return for how many pairs a look-up costs less than all pairs."""
-    return len(rows) * len(others) // _WORTHWHILE + BATCH_OF_PAIRS // 128
-
-
-def _far_apart(rows: Tensor, n: int, p: float) -> Tensor:
-    """Choose rows, each as far as can be from those chosen before, among a sample of them."""
-    sample = rows[:: max(1, rows.shape[0] // _SAMPLE)].to(torch.float64)
-    chosen = torch.zeros(n, dtype=torch.int64)
-    apart = torch.cdist(sample[:1], sample, p)[0]
-    for k in range(1, n):
-        chosen[k] = apart.argmax()
-        apart = torch.minimum(apart, torch.cdist(sample[chosen[k : k + 1]], sample, p)[0])
-    return sample[chosen]

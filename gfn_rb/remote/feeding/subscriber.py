@@ -16,8 +16,8 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.arguments import require_choice
 from gfn_rb.containers.objects import terminating_states
 from gfn_rb.errors import ArgumentError
+from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import Weights
-from gfn_rb.numerics.top_k import TopK
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.torchrl_compat import generator_of, length_of
@@ -173,12 +173,12 @@ class Top(FeedPolicy):
 
     def __init__(self, index: ObjectIndex, generator: torch.Generator | None = None) -> None:
         super().__init__(index, generator)
-        self._top_k = TopK(index.storage.max_size)
+        self._order = Order(index.storage.max_size)
 
     def put(self, rows: _Rows, log_reward: Float[Tensor, "m"], arrival: _Rows) -> None:
         """Put rows in, or change them."""
         key = self._key(log_reward.to(torch.float64), arrival)
-        self._top_k.update(rows.numpy(), key.numpy(), -arrival.numpy())
+        self._order.put(rows.numpy(), key.numpy(), -arrival.numpy())
 
     def _key(self, log_reward: Tensor, arrival: Tensor) -> Tensor:
         """Return the key to order rows by, ascending; inf for rows that are never picked."""
@@ -186,8 +186,8 @@ class Top(FeedPolicy):
 
     def pick(self, k: int) -> Int64[Tensor, "j"]:
         """Return up to k rows, the best first."""
-        key, rows = self._top_k.smallest(min(k, self._top_k.capacity))
-        return torch.from_numpy(rows[key < math.inf])
+        rows = self._order.first(min(k, len(self._order)))
+        return torch.from_numpy(rows[self._order.key[rows] < math.inf])
 
 
 class Newest(Top):

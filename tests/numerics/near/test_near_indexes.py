@@ -2,50 +2,53 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from factories import DEVICES
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near import neighbours
-from gfn_rb.numerics.near.distances import distance
-from gfn_rb.numerics.near.index import Duplicates
-from gfn_rb.numerics.near.neighbours import AllPairs, ColumnGroups, Pivots, near_index
+from gfn_rb.numerics.near.neighbours import HIGHER, NEVER, Rivals, near_index
 from gfn_rb.training.metrics import tanimoto_distance
 
 
-def pairs_by_looking(rows, others, p, cutoff):
-    """All (i, j) within the cutoff, from the definition."""
-    i, j = torch.cartesian_prod(torch.arange(len(rows)), torch.arange(len(others))).unbind(1)
-    if callable(p):  # any distance, asked for each pair alone
-        pairs = zip(rows[i], others[j], strict=True)
-        near = torch.tensor([float(p(a[None], b[None])) <= cutoff for a, b in pairs]).bool()
-        return set(zip(i[near].tolist(), j[near].tolist(), strict=True))
-    near = distance(rows[i], others[j], p) <= cutoff
-    return set(zip(i[near].tolist(), j[near].tolist(), strict=True))
+def near_by_looking(rows, others, p, cutoff):
+    """Which of some rows are within the cutoff of others, from the definition."""
+    if callable(p):
+        return p(rows, others) <= cutoff
+    difference = rows[:, None].double() - others[None].double()
+    return torch.linalg.vector_norm(difference, p, dim=2) <= cutoff
 
 
-def as_set(pairs):
-    return set(zip(*(each.tolist() for each in pairs), strict=True))
+def chosen_by_looking(rows, key, held, held_key, p, cutoff, beats):
+    """Go through the rows from the best to the worst, one by one."""
+    near, peers = near_by_looking(rows, held, p, cutoff), near_by_looking(rows, rows, p, cutoff)
+    kept, gone = [], set()
+    for i in range(len(rows)):
+        rivals = [slot for slot in near[i].nonzero()[:, 0].tolist() if slot not in gone]
+        theirs = held_key[rivals]
+        wins = key[i] > theirs if beats == HIGHER else key[i] >= theirs
+        wins &= beats != NEVER
+        if any(peers[i, j] for j in kept) or not wins.all():
+            continue
+        kept.append(i)
+        gone.update(rivals)
+    return kept, sorted(gone)
 
 
-def check_after_any_writes(index, make_rows, p, cutoff, transitive=False, rounds=12, seed=0):
-    """Write, overwrite, shorten and reassign; every look-up must find what looking finds."""
-    generator = torch.Generator().manual_seed(seed)
-    held = make_rows(0, generator)
-    found = 0
+def check_after_any_writes(index, make_rows, p, cutoff, rounds=12, seed=0):
+    """Write, overwrite, move, shorten and reassign; each choice must be that of the definition."""
+    generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    held, found = make_rows(0, generator), 0
     for step in range(rounds):
-        batch = make_rows(7, generator)
-        prepared = index.prepare(batch)
-        expected = pairs_by_looking(batch, held, p, cutoff)
-        found += len(expected)
-        assert as_set(index.near(prepared)) == expected
-        peers = {(i, j) for i, j in pairs_by_looking(batch, batch, p, cutoff) if i < j}
-        got = as_set(index.near_each_other(prepared))
-        if transitive:
-            first = {j: min(i for i, k in peers if k == j) for _, j in peers}
-            peers = {(i, j) for j, i in first.items()}
-        assert got == peers
+        batch = make_rows(9, generator)
+        key, held_key = -np.sort(-rng.integers(0, 4, 9).astype(float)), np.zeros(index.capacity)
+        held_key[: len(held)] = rng.integers(0, 4, len(held))
+        prepared, beats = index.prepare(batch), step % 3
+        kept, gone = index.choose(prepared, Rivals(key, held_key, beats))
+        expected = chosen_by_looking(batch, key, held, held_key, p, cutoff, beats)
+        assert (kept.tolist(), gone.tolist()) == expected
+        found += len(gone)
         if step % 5 == 4:
             held = make_rows(20, generator)
             index.assign(held)
@@ -55,39 +58,38 @@ def check_after_any_writes(index, make_rows, p, cutoff, transitive=False, rounds
         slot = torch.cat([fresh, old])
         held = torch.cat([held, batch[: len(fresh)]])
         held[slot] = batch[: len(slot)]
-        index.write(slot, index.prepare(batch[: len(slot)]), len(held))
+        index.write(slot, prepared.select(np.arange(len(slot))), len(held))
         if step % 5 == 3:
+            last = torch.arange(len(held) - 3, len(held))
+            index.move(last, torch.arange(3))
+            held[:3] = held[last]
             held = held[: len(held) - 3]
             index.shorten(len(held))
     assert found, "nothing was near anything: the check says nothing"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "p", "cutoff", "kind"),
+    ("dtype", "p", "cutoff", "n_groups"),
     [
-        (torch.int64, 1, 0.0, Duplicates),
-        (torch.float32, 2, 0.0, Duplicates),
-        (torch.int64, 2, 0.99, Duplicates),
-        (torch.int64, math.inf, 0.5, Duplicates),
-        (torch.float32, 0, 0.5, Duplicates),
-        (torch.float32, 2, 0.5, Pivots),
-        (torch.int64, math.inf, 1.0, Pivots),
-        (torch.int64, 1, 1.0, ColumnGroups),
-        (torch.int64, 2, math.sqrt(2), ColumnGroups),
-        (torch.int64, 1, 5.0, Pivots),
-        (torch.int64, 300, 1e9, Pivots),
-        (torch.float32, 0, 2, ColumnGroups),
-        (torch.float32, 0, math.inf, Pivots),
-        (torch.int64, 1, math.inf, Pivots),
+        (torch.int64, 1, 0.0, 1),
+        (torch.float32, 2, 0.0, 1),
+        (torch.int64, 2, 0.99, 1),
+        (torch.int64, math.inf, 0.5, 1),
+        (torch.float32, 0, 0.5, 1),
+        (torch.float32, 2, 0.5, 0),
+        (torch.int64, math.inf, 1.0, 0),
+        (torch.int64, 1, 1.0, 2),
+        (torch.int64, 2, math.sqrt(2), 3),
+        (torch.int64, 1, 5.0, 0),
+        (torch.int64, 300, 1e9, 0),
+        (torch.float32, 0, 2, 3),
+        (torch.float32, 0, math.inf, 0),
+        (torch.int64, 1, math.inf, 0),
     ],
 )
-def test_the_index_suits_rows_and_distance(dtype, p, cutoff, kind):
+def test_rows_are_filed_as_suits_them_and_the_distance(dtype, p, cutoff, n_groups):
     index = near_index(10, torch.zeros(1, 12, dtype=dtype), float(p), float(cutoff))
-    assert type(index) is kind
-    assert type(index.sibling(5)) is kind
-    if kind is ColumnGroups:
-        groups = {1.0: 2, math.sqrt(2): 3, 2: 3}[cutoff]
-        assert [*map(len, index.prepare(torch.zeros(1, 12, dtype=dtype)).key)] == [groups]
+    assert index._n_groups == n_groups
 
 
 def bits(n, generator=None, width=9):
@@ -101,52 +103,47 @@ def grid(dtype, low, high, width):
 NUMBERS = [torch.int64, torch.uint8, torch.bool, torch.float32, torch.float64, torch.bfloat16]
 DIFFERING = [(1.0, 1.0), (2.0, 1.5), (0.0, 1.0), (0.0, 2.0)]
 INDEXES = [
-    *((Duplicates, grid(dtype, -1, 2, 3), 1.0, 0.0) for dtype in NUMBERS),
+    *((grid(dtype, -1, 2, 3), 1.0, 0.0) for dtype in NUMBERS),
     *(
-        (ColumnGroups, grid(dtype, 0, 3, 5), p, cutoff)
+        (grid(dtype, 0, 3, 9), p, cutoff)
         for dtype in (torch.int64, torch.uint8)
         for p, cutoff in DIFFERING
     ),
     *(
-        (Pivots, grid(dtype, 0, 7, 2), p, 1.0)
+        (grid(dtype, 0, 7, 2), p, 1.0)
         for dtype in (torch.int64, torch.float32)
         for p in (0.0, 1.0, 1.5, 2.0, math.inf)
     ),
-    (AllPairs, bits, tanimoto_distance, 0.5),
+    (bits, tanimoto_distance, 0.5),
 ]
 
 
 @pytest.mark.parametrize("pairs", [8, 2**21])
-@pytest.mark.parametrize(("kind", "make", "p", "cutoff"), INDEXES)
-def test_near_rows_are_found(kind, make, p, cutoff, pairs, monkeypatch):
+@pytest.mark.parametrize(("make", "p", "cutoff"), INDEXES)
+def test_rows_are_chosen_as_by_looking_at_every_pair(make, p, cutoff, pairs, monkeypatch):
     monkeypatch.setattr(neighbours, "_FEWEST", 4)
-    monkeypatch.setattr(neighbours, "BATCH_OF_PAIRS", pairs)
-    is_equality = kind is Duplicates
-    index = kind(30, make(1, None), *(() if is_equality else (p, cutoff)))
-    check_after_any_writes(index, make, p, cutoff, is_equality, rounds=25)
+    monkeypatch.setattr(neighbours, "_PAIRS", pairs)
+    check_after_any_writes(near_index(30, make(1, None), p, cutoff), make, p, cutoff, rounds=25)
 
 
-def test_many_equal_rows():
-    rows = torch.zeros(40, 2)
-    index = Duplicates(50, rows)
-    index.write(torch.arange(40), index.prepare(rows), 40)
-    prepared = index.prepare(torch.tensor([[0.0, -0.0], [1.0, 0.0]]))
-    assert as_set(index.near(prepared)) == {(0, slot) for slot in range(40)}
-    index.write(torch.arange(5, 40), index.prepare(torch.ones(35, 2)), 40)
-    assert as_set(index.near(prepared)) == {(0, slot) for slot in range(5)}
-    index.shorten(2)
-    assert as_set(index.near(prepared)) == {(0, 0), (0, 1)}
-
-
-def test_rows_written_over_leave_the_index():
-    index = Duplicates(50, torch.zeros(1, 1))
-    index.assign(torch.arange(50)[:, None].float())
-    for step in range(40):
-        rows = 100 * (step + 1) + torch.arange(30)[:, None].float()
-        index.write((torch.arange(30) + step) % 50, index.prepare(rows), 50)
-        assert len(index._slot_of) == 50
-    index.shorten(10)
-    assert len(index._slot_of) == 10
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_clusters_of_many_rows(p):
+    generator = torch.Generator().manual_seed(0)
+    centres = 5 * torch.randn(50, 40, generator=generator)
+    rows = centres[torch.randint(0, 50, (3000,), generator=generator)]
+    rows += 0.3 * torch.randn(3000, 40, generator=generator)
+    cutoff = float(torch.cdist(rows[:9], rows[9:], p).min(1).values.median())
+    index = near_index(3000, rows, p, cutoff)
+    index.assign(rows[9:])
+    prepared = index.prepare(rows[:9])
+    # The first write chose pivots, of which few have to be looked under.
+    start, _, _ = index._probes(prepared.columns[0], prepared.columns[1], cutoff)
+    assert start[-1] < 9 * len(index._pivots) / 4
+    key, stored = -np.arange(9.0), np.full(3000, -99.0)
+    kept, gone = index.choose(prepared, Rivals(key, stored, HIGHER))
+    near = near_by_looking(rows[:9], rows[9:], p, cutoff)
+    assert gone.tolist() == near[kept].any(0).nonzero()[:, 0].tolist()
+    assert len(gone) >= 4
 
 
 def of_sets(a, b):
@@ -175,31 +172,5 @@ def test_tanimoto_is_that_of_sets(dtype):
 def test_a_distance_that_is_none_is_named(distance, error, message):
     rows = torch.rand(3, 2)
     index = near_index(5, rows, distance, 1.0)
-    assert type(index.sibling(3)) is AllPairs
     with pytest.raises(error, match=message):
-        index.near_each_other(index.prepare(rows))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("p", [1.0, 2.0])
-def test_clusters_of_many_rows(p, device, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    centres = 5 * torch.randn(50, 40, generator=generator)
-    rows = centres[torch.randint(0, 50, (3000,), generator=generator)]
-    rows += 0.3 * torch.randn(3000, 40, generator=generator)
-    cutoff = float(torch.cdist(rows[:9], rows[9:], p).min(1).values.median())
-    index = Pivots(3000, rows.to(device), p, cutoff)
-    index.assign(rows[9:].to(device))
-
-    monkeypatch.setattr(Pivots, "_may_be_near", None)  # which looks at every pair
-    found = as_set(index.near(index.prepare(rows[:9].to(device))))
-    assert found == pairs_by_looking(rows[:9], rows[9:], p, cutoff)
-    assert len(found) >= 5
-
-
-def test_pairs_far_too_many_to_follow_a_bound_are_all_looked_at():
-    rows = torch.randn(2000, 30, generator=torch.Generator().manual_seed(0))
-    index = Pivots(2000, rows, 2.0, 9.0)
-    index.assign(rows)
-    found = as_set(index.near(index.prepare(rows[:20])))
-    assert found == pairs_by_looking(rows[:20], rows, 2.0, 9.0)
+        index.choose(index.prepare(rows), Rivals(np.zeros(3), np.zeros(5), NEVER))

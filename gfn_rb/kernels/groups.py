@@ -1,0 +1,92 @@
+"""Which slot of its group each row of a batch takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gfn_rb.kernels import compiled
+
+FREE, LOST = -1, -2  # instead of a slot that a row takes
+
+
+@compiled
+def _is_worse(a, b, key, tie):
+    return key[a] < key[b] or (key[a] == key[b] and tie[a] < tie[b])
+
+
+@compiled
+def _sink(heap, start, n, at, key, tie):
+    """Restore a heap, the worst slot first, in which one slot may be better than those below."""
+    slot = heap[start + at]
+    while 2 * at + 1 < n:
+        below = 2 * at + 1
+        if below + 1 < n and _is_worse(heap[start + below + 1], heap[start + below], key, tie):
+            below += 1
+        if not _is_worse(heap[start + below], slot, key, tie):
+            break
+        heap[start + at] = heap[start + below]
+        at = below
+    heap[start + at] = slot
+
+
+@compiled
+def places(group, row_key, is_newest, most, slots, start, size, is_removed, visit, key, tie):
+    """Return the slot of its group that each row takes, ``FREE`` or ``LOST``.
+
+    Rows come from the best to the worst. They take the free places of their group; the next ones
+    meet its worst slots, from the worst up, and take these as long as they win.
+
+    Args:
+        group: number of the group of each row.
+        row_key: key of each row.
+        is_newest: whether a row wins against a slot of equal key.
+        most: number of slots that a group may have.
+        slots: slots, those of a group side by side.
+        start: place of the first slot of each group.
+        size: number of slots of each group.
+        is_removed: of each slot, whether it is passed over.
+        visit: zeros, one of each group, which are zeros again afterwards.
+        key: key of each slot.
+        tie: what orders slots of equal keys.
+    """
+    n, n_groups, n_slots = len(group), 0, 0
+    for i in range(n):
+        if visit[group[i]] == 0:
+            n_groups += 1
+            visit[group[i]] = n_groups
+            n_slots += size[group[i]]
+    heap, end = np.empty(n_slots, np.int64), 0
+    # Of each group: its place in the heap; how many slots are left there, taken, and free.
+    at, left = np.full(n_groups, -1), np.zeros(n_groups, np.int64)
+    n_taken, room = np.zeros(n_groups, np.int64), np.zeros(n_groups, np.int64)
+    taken = np.full(n, LOST)
+    for i in range(n):
+        g, first = visit[group[i]] - 1, start[group[i]]
+        if at[g] < 0:
+            at[g] = end
+            for j in range(first, first + size[group[i]]):
+                if not is_removed[slots[j]]:
+                    heap[end] = slots[j]
+                    if _is_worse(slots[j], heap[at[g]], key, tie):  # most groups are asked for one
+                        heap[end], heap[at[g]] = heap[at[g]], heap[end]
+                    end += 1
+            left[g] = end - at[g]
+            room[g] = most - left[g]
+        if room[g] > 0:
+            room[g] -= 1
+            taken[i] = FREE
+        elif left[g] > 0:
+            if n_taken[g] == 1:
+                for j in range(left[g] // 2 - 1, -1, -1):
+                    _sink(heap, at[g], left[g], j, key, tie)
+            worst = heap[at[g]]
+            if row_key[i] > key[worst] or (is_newest and row_key[i] == key[worst]):
+                taken[i] = worst
+                left[g] -= 1
+                heap[at[g]] = heap[at[g] + left[g]]
+                if n_taken[g] > 0:
+                    _sink(heap, at[g], left[g], 0, key, tie)
+                n_taken[g] += 1
+    for i in range(n):
+        visit[group[i]] = 0
+    return taken

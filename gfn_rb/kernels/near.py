@@ -1,0 +1,149 @@
+"""Distances between rows, and the greedy choice of rows that are far apart."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gfn_rb.kernels import compiled
+from gfn_rb.kernels.objects import AFTER, END, file_row, find_entry
+
+_RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
+
+
+@compiled
+def distance(a, i, b, j, p, most):
+    """Return how far two rows lie apart, or infinity where that is more than ``most``.
+
+    ``(sum_k |a_k - b_k|^p)^(1/p)``; the largest difference for p = inf; for p = 0 the number of
+    columns that differ.
+    """
+    total, n = 0.0, a.shape[1]
+    if p == 1.0:
+        for k in range(n):
+            total += abs(a[i, k] - b[j, k])
+            if total > most:
+                return math.inf
+        return total
+    if p == 0.0:
+        for k in range(n):
+            if a[i, k] != b[j, k]:
+                total += 1.0
+                if total > most:
+                    return math.inf
+        return total
+    if p == 2.0:
+        limit = most * most * (1.0 + _RELATIVE)
+        for k in range(n):
+            difference = 1.0 * (a[i, k] - b[j, k])
+            total += difference * difference
+            if total > limit:
+                return math.inf
+        return math.sqrt(total)
+    largest = 0.0
+    for k in range(n):
+        largest = max(largest, 1.0 * abs(a[i, k] - b[j, k]))
+        if largest > most:
+            return math.inf
+    if p == math.inf or largest == 0.0:
+        return largest
+    for k in range(n):  # of the differences as they are, powers could overflow
+        total += (abs(a[i, k] - b[j, k]) / largest) ** p
+    return total ** (1.0 / p) * largest
+
+
+@compiled
+def distances(a, b, p):
+    """Return the distances of all rows to all others."""
+    found = np.empty((len(a), len(b)))
+    for i in range(len(a)):
+        for j in range(len(b)):
+            found[i, j] = distance(a, i, b, j, p, math.inf)
+    return found
+
+
+@compiled
+def nearest(rows, pivots, p):
+    """Return the nearest pivot of each row, and how far it is."""
+    number, radius = np.zeros(len(rows), np.int64), np.empty(len(rows))
+    for i in range(len(rows)):
+        closest = math.inf
+        for j in range(len(pivots)):
+            apart = distance(rows, i, pivots, j, p, closest)
+            if apart < closest:
+                number[i], closest = j, apart
+        radius[i] = closest
+    return number, radius
+
+
+@compiled
+def _is_near(rows, i, others, slot, p, cutoff, reach, radius, slack):
+    if abs(reach - radius[slot]) > slack + _RELATIVE * reach:  # the triangle inequality
+        return False
+    return distance(rows, i, others, slot, p, cutoff) <= cutoff
+
+
+@compiled
+def choose(
+    rows, radius, key, filed, start, probe, reach, peers, stored, stored_radius, stored_key, table,
+    gone, beats, p, cutoff, slack
+):  # fmt: skip
+    """Keep each row that is near none better, whether among the rows kept or the stored ones.
+
+    Rows come from the best to the worst. Row i is filed in a table under some integers, n of them
+    in ``filed``, and near rows are found under those of ``probe`` from ``start[i]`` on. A stored
+    row near one that is kept, and beaten by it (0 never, 1 by an equal or higher key, 2 by a higher
+    key), is gone.
+
+    Returns:
+        The rows that are kept, and the slots that are gone.
+    """
+    n_filed = len(filed.code) // max(len(rows), 1)
+    chosen, n_chosen = np.empty(len(rows), np.int64), 0
+    replaced, n_replaced = np.empty(len(rows), np.int64), 0
+    for i in range(len(rows)):
+        is_kept, n_beaten = True, 0
+        for q in range(start[i], start[i + 1]):
+            entry = peers.entry[find_entry(probe.rows, q, probe.code[q], peers), 0]
+            while entry != END and is_kept:
+                is_kept = not _is_near(
+                    rows, i, rows, entry // n_filed, p, cutoff, reach[q], radius, slack
+                )
+                entry = peers.link[entry, AFTER]
+            entry = table.entry[find_entry(probe.rows, q, probe.code[q], table), 0]
+            while entry != END and is_kept:
+                slot = entry // n_filed
+                if not gone[slot] and _is_near(
+                    rows, i, stored, slot, p, cutoff, reach[q], stored_radius, slack
+                ):
+                    wins = beats and key[i] >= stored_key[slot]
+                    is_kept = wins and (beats == 1 or key[i] != stored_key[slot])
+                    n_beaten += 1
+                entry = table.link[entry, AFTER]
+            if not is_kept:
+                break
+        if not is_kept:
+            continue
+        for q in range(start[i], start[i + 1] if n_beaten else start[i]):
+            entry = table.entry[find_entry(probe.rows, q, probe.code[q], table), 0]
+            while entry != END:
+                slot = entry // n_filed
+                if not gone[slot] and _is_near(
+                    rows, i, stored, slot, p, cutoff, reach[q], stored_radius, slack
+                ):
+                    gone[slot] = True
+                    if n_replaced == len(replaced):
+                        more = np.empty(2 * n_replaced, np.int64)
+                        more[:n_replaced] = replaced
+                        replaced = more
+                    replaced[n_replaced] = slot
+                    n_replaced += 1
+                entry = table.link[entry, AFTER]
+        for q in range(i * n_filed, (i + 1) * n_filed):
+            file_row(q, filed.rows, q, filed.code[q], peers)
+        chosen[n_chosen] = i
+        n_chosen += 1
+    for i in range(n_replaced):
+        gone[replaced[i]] = False
+    return chosen[:n_chosen], np.sort(replaced[:n_replaced])

@@ -1,0 +1,278 @@
+"""Slots by the columns of the objects in them: a hash table with open addressing.
+
+The hash of a row is NH (Black et al. 1999, doi:10.1007/3-540-48405-1_14) under random keys of this
+process, so that nobody can choose rows that collide. Slots of equal rows are linked to each other;
+the table has the first one of them. An entry is taken out by moving back those behind it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gfn_rb.kernels import compiled
+from gfn_rb.shapes import Bool, Int64
+
+END, _ABSENT = -1, -2
+_SLOT, _CODE = range(2)  # columns of an entry
+_CODE_OF, AFTER, _BEFORE = range(3)  # columns of what is held of a slot
+_BITS = 31  # of a code
+_RANDOM = np.random.default_rng()  # seeded by the system
+
+
+class Hashed(NamedTuple):
+    """Rows of integers with their codes: the highest bits of their hashes."""
+
+    rows: Int64[np.ndarray, "n width"]
+    code: Int64[np.ndarray, "n"]
+
+    def select(self, index: Int64[np.ndarray, "k"]) -> Hashed:
+        """Return some of the rows."""
+        return Hashed(self.rows[index], self.code[index])
+
+
+class Table(NamedTuple):
+    """Arrays of a table of objects; what is read together is side by side in memory."""
+
+    rows: Int64[np.ndarray, "slots width"]
+    # int32 [slots, 4]: code of the row, next slot of an equal row, the one before, nothing
+    link: np.ndarray
+    entry: np.ndarray  # int32 [2^k, 2]: slot and code, in the order of codes as far as can be
+    key: np.ndarray  # uint64 [1 + 2 width], of the hash
+
+
+class Objects:
+    """Finds slots by the object in them, given as a row of integers.
+
+    Each operation takes O(1) per row. Several slots may hold equal rows.
+
+    Args:
+        capacity: number of slots, below 2^29.
+        width: number of integers of a row.
+    """
+
+    def __init__(self, capacity: int, width: int) -> None:
+        key = _RANDOM.integers(0, 2**32, 1 + 2 * width, np.uint64)
+        key[0] = _RANDOM.integers(0, 2**63, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        self._lay_out(capacity, width, key)
+
+    def _lay_out(self, capacity: int, width: int, key: np.ndarray) -> None:
+        self.table = Table(
+            np.zeros((capacity, width), np.int64),
+            np.full((capacity, 4), _ABSENT, np.int32),
+            np.full((2 << max(capacity, 1).bit_length(), 2), END, np.int32),
+            key,
+        )
+
+    def sibling(self, capacity: int) -> Objects:
+        """Return an empty index of other slots that takes the same hashes."""
+        other = object.__new__(Objects)
+        other._lay_out(capacity, self.width, self.table.key)
+        return other
+
+    def grown(self, capacity: int) -> Objects:
+        """Return an index of more slots that holds the same."""
+        other = self.sibling(capacity)
+        held = self.holds(np.arange(self.capacity)).nonzero()[0]
+        other.put(held, self._held_in(held))
+        return other
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots."""
+        return len(self.table.rows)
+
+    @property
+    def width(self) -> int:
+        """Number of integers of a row."""
+        return self.table.rows.shape[1]
+
+    def holds(self, slot: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+        """Tell which slots hold an object."""
+        held: np.ndarray = self.table.link[slot, _BEFORE] != _ABSENT
+        return held
+
+    def hashed(self, rows: Int64[np.ndarray, "n width"]) -> Hashed:
+        """Return rows with their hashes, as other methods take them."""
+        rows = np.ascontiguousarray(rows)
+        return Hashed(rows, _codes(rows.view(np.uint64), self.table.key))
+
+    def first(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
+        """Return the lowest slot of each object, -1 where there is none."""
+        return _first(*objects, self.table)
+
+    def twins(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
+        """Return the position of the first row of the batch that equals each one."""
+        return _twins(*objects, False)
+
+    def last_twins(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
+        """Return the position of the last row of the batch that equals each one."""
+        return _twins(*objects, True)
+
+    def put(self, slot: Int64[np.ndarray, "n"], objects: Hashed) -> None:
+        """Put objects into slots, each once, in place of what these hold."""
+        _put(np.ascontiguousarray(slot), *objects, self.table)
+
+    def move(self, source: Int64[np.ndarray, "n"], target: Int64[np.ndarray, "n"]) -> None:
+        """Copy objects from slots to other slots."""
+        self.put(target, self._held_in(source))
+
+    def remove(self, slot: Int64[np.ndarray, "n"]) -> None:
+        """Take out what slots hold, if anything."""
+        _remove(np.ascontiguousarray(slot), self.table)
+
+    def clear(self) -> None:
+        """Take everything out."""
+        self.table.link.fill(_ABSENT)
+        self.table.entry.fill(END)
+
+    def _held_in(self, slot: Int64[np.ndarray, "n"]) -> Hashed:
+        return Hashed(self.table.rows[slot], self.table.link[slot, _CODE_OF].astype(np.int64))
+
+
+@compiled
+def _codes(rows, key):
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    codes = np.empty(len(rows), np.int64)
+    for i in range(len(rows)):
+        total = np.uint64(0)
+        for j in range(rows.shape[1]):
+            bits = rows[i, j]
+            total += ((key[1 + 2 * j] + (bits & low)) & low) * (
+                (key[2 + 2 * j] + (bits >> half)) & low
+            )
+        codes[i] = np.int64((total * key[0]) >> np.uint64(64 - _BITS))
+    return codes
+
+
+@compiled
+def _shift_of(size):
+    """Return how many bits of a code are left out in a table of a power of two of entries."""
+    shift = _BITS
+    while size > 1:
+        size >>= 1
+        shift -= 1
+    return shift
+
+
+@compiled
+def _are_equal(a, i, b, j):
+    for k in range(a.shape[1]):  # noqa: SIM110
+        if a[i, k] != b[j, k]:
+            return False
+    return True
+
+
+@compiled
+def find_entry(rows, i, code, table):
+    """Return where the entry of a row is, or the free one where it would be."""
+    mask = len(table.entry) - 1
+    at = code >> _shift_of(mask + 1)
+    while table.entry[at, _SLOT] != END:
+        slot = table.entry[at, _SLOT]
+        if table.entry[at, _CODE] == code and _are_equal(table.rows, slot, rows, i):
+            break
+        at = (at + 1) & mask
+    return at
+
+
+@compiled
+def _first(rows, codes, table):
+    found = np.empty(len(rows), np.int64)
+    for i in range(len(rows)):
+        slot = table.entry[find_entry(rows, i, codes[i], table), _SLOT]
+        lowest = slot
+        while slot != END:
+            lowest = min(slot, lowest)
+            slot = table.link[slot, AFTER]
+        found[i] = lowest
+    return found
+
+
+@compiled
+def _twins(rows, codes, from_end):
+    size, n = 1, len(rows)
+    while size < 2 * n:
+        size *= 2
+    shift, first = _shift_of(size), np.empty(n, np.int64)
+    entry = np.full(size, -1, np.int32)
+    for k in range(n):
+        i = n - 1 - k if from_end else k
+        at = codes[i] >> shift
+        while entry[at] != -1:
+            other = entry[at]
+            if codes[other] == codes[i] and _are_equal(rows, other, rows, i):
+                break
+            at = (at + 1) & (size - 1)
+        if entry[at] == -1:
+            entry[at] = i
+        first[i] = entry[at]
+    return first
+
+
+@compiled
+def _take_out(slot, table):
+    code, after = table.link[slot, _CODE_OF], table.link[slot, AFTER]
+    before = table.link[slot, _BEFORE]
+    if before == _ABSENT:
+        return
+    table.link[slot, _BEFORE] = _ABSENT
+    if after != END:
+        table.link[after, _BEFORE] = before
+    if before != END:
+        table.link[before, AFTER] = after
+        return
+    mask = len(table.entry) - 1
+    shift = _shift_of(mask + 1)
+    at = code >> shift
+    while table.entry[at, _SLOT] != slot:
+        at = (at + 1) & mask
+    table.entry[at, _SLOT] = after
+    if after != END:
+        return
+    hole = at  # entries behind it move back, unless they would then be before their place
+    at = (at + 1) & mask
+    while table.entry[at, _SLOT] != END:
+        if ((at - (table.entry[at, _CODE] >> shift)) & mask) >= ((at - hole) & mask):
+            table.entry[hole, _SLOT] = table.entry[at, _SLOT]
+            table.entry[hole, _CODE] = table.entry[at, _CODE]
+            table.entry[at, _SLOT] = END
+            hole = at
+        at = (at + 1) & mask
+
+
+@compiled
+def _remove(slots, table):
+    for slot in slots:
+        _take_out(slot, table)
+
+
+@compiled
+def _put(slots, rows, codes, table):
+    for slot in slots:
+        _take_out(slot, table)
+    for i in range(len(slots)):
+        file_row(slots[i], rows, i, codes[i], table)
+
+
+@compiled
+def file_row(slot, rows, i, code, table):
+    """File an empty slot under a row."""
+    at = find_entry(rows, i, code, table)
+    for k in range(rows.shape[1]):
+        table.rows[slot, k] = rows[i, k]
+    head = table.entry[at, _SLOT]
+    after = END
+    if head == END:
+        table.entry[at, _SLOT], table.entry[at, _CODE] = slot, code
+    else:
+        after = table.link[head, AFTER]
+        table.link[head, AFTER] = slot
+        if after != END:
+            table.link[after, _BEFORE] = slot
+    table.link[slot, _CODE_OF], table.link[slot, AFTER], table.link[slot, _BEFORE] = (
+        code,
+        after,
+        head,
+    )
