@@ -250,7 +250,8 @@ class RankedDistribution:
         rank, log_prob = law.draw(_uniform(n + n // 8, generator))
         once = _first_occurrences(rank)
         while len(once) < n and len(rank) < law.n:
-            more = law.draw(_uniform(2 * (n - len(once)) + len(rank) // 2, generator))
+            missing = n - len(once)
+            more = law.draw(_uniform(missing + missing // 8 + len(rank) // 2, generator))
             pairs = zip((rank, log_prob), more, strict=True)
             rank, log_prob = (np.concatenate(pair) for pair in pairs)
             once = _first_occurrences(rank)

@@ -120,6 +120,9 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         It is the log-probability of the row as a single draw, also where rows are drawn without
         replacement.
         """
+        return self._draw(storage, batch_size)
+
+    def _draw(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         stored = len(storage)
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)

@@ -134,24 +134,21 @@ class PrioritySampler(KeySampler):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw the indices of a batch, with ``priority_weight``, as the base class does."""
         self._storage = storage
-        index, info = super().sample(storage, batch_size)
+        index, info = self._draw(storage, batch_size)
         tree = self._distribution
         assert isinstance(tree, Weights | WeightedRows)
-        self._note_drawn(index, storage)
         log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
         info[PRIORITY_WEIGHT] = log_excess.mul_(-self.beta).exp_().float()
-        return index, info
-
-    def _note_drawn(self, index: Tensor, storage: Storage) -> None:
-        """Remember of which rows a batch is, should others have their slots when it comes back."""
-        stamps = compat.attach_generations(index, storage)
-        n_slots = len(compat.track_slot_generations(storage))
-        if self._drawn is None or self._drawn.shape[0] < n_slots:
-            grown = stamps.new_full((n_slots,), compat.UNKNOWN_GENERATION)
+        # Others may have the slots of these rows when their priorities come.
+        stamps, drawn = compat.attach_generations(index, storage), self._drawn
+        slots = compat.slot_generations(storage)
+        if drawn is None or drawn.shape[0] < slots.shape[0]:
+            drawn = torch.full_like(slots, compat.UNKNOWN_GENERATION)
             if self._drawn is not None:
-                grown[: self._drawn.shape[0]] = self._drawn
-            self._drawn = grown
-        self._drawn.index_copy_(0, index, stamps)
+                drawn[: self._drawn.shape[0]] = self._drawn
+            self._drawn = drawn
+        drawn.index_copy_(0, index, stamps)
+        return index, info
 
     # Priorities.
 
