@@ -31,7 +31,7 @@ _FAR = 700.0  # the largest number that is exponentiated
 _FINE = 1e-250
 _TINY = 1e-300  # in place of an exponential variable of 0, whose logarithm is not finite
 _BELOW_1 = 1 - 2.0**-53
-_NONE = np.empty(0)
+_NO_ROWS = np.empty(0, np.int64)
 _STALE = -1.0  # sum of a node whose children changed
 
 
@@ -156,23 +156,35 @@ class Weights:
             The rows in the order of their draw, fewer than n if fewer have a positive weight; the
             log-probability of each as a single draw; and whether there are n.
         """
-        row, _, log_prob = self._arrive(n, _NONE, generator)
+        row, _, log_prob = self._arrive(n, np.empty(0), _NO_ROWS, generator)
         return torch.from_numpy(row), torch.from_numpy(log_prob), len(row) == n
 
     def perturbed(
-        self, n: int, generator: torch.Generator | None = None
+        self,
+        n: int,
+        generator: torch.Generator | None = None,
+        without: Int64[np.ndarray, "m"] = _NO_ROWS,
     ) -> tuple[Int64[Tensor, "k"], Float64[Tensor, "k"]]:
         """Return the at most n rows of largest Gumbel-perturbed log-weight, largest first.
 
         They have the law of n draws without replacement, in order. Next to those of another
         distribution, the largest of both have the law of draws from the two together.
+
+        Args:
+            n: number of rows, at least 1.
+            generator: source of randomness. Default: PyTorch's global generator.
+            without: rows that are left out, each once.
         """
         wait = torch.empty(3 * n, dtype=torch.float64).exponential_(generator=generator)
-        row, score, _ = self._arrive(n, wait.numpy(), generator)
+        row, score, _ = self._arrive(n, wait.numpy(), without, generator)
         return torch.from_numpy(row), torch.from_numpy(score)
 
     def _arrive(
-        self, n: int, wait: Float64[np.ndarray, "m"], generator: torch.Generator | None
+        self,
+        n: int,
+        wait: Float64[np.ndarray, "t"],
+        without: Int64[np.ndarray, "m"],
+        generator: torch.Generator | None,
     ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"], Float[np.ndarray, "k"]]:
         """Return the first n rows to arrive, each at a rate equal to its weight, and their log p.
 
@@ -181,12 +193,12 @@ class Weights:
         log_mass = self._log_mass()
         uniform = torch.rand(3 * n, dtype=torch.float64, generator=generator).numpy()
         arrays = self._log_weight, self._mass, self._lowest, self._start
-        row, score, log_prob = _distinct(uniform, wait, n, *arrays, self._origin, log_mass)
+        row, score, log_prob = _distinct(uniform, wait, without, n, *arrays, self._origin, log_mass)
         if len(row) == n:
             return row, score, log_prob
         # The masses that are left are too small to be added up.
         weight = self._log_weight.copy()
-        weight[row] = -math.inf
+        weight[row] = weight[without] = -math.inf
         left = np.flatnonzero(weight > -math.inf)
         exponential = torch.empty(len(left), dtype=torch.float64).exponential_(generator=generator)
         perturbed = torch.from_numpy(weight[left]) - exponential.clamp_(min=_TINY).log_()
@@ -289,7 +301,9 @@ def _draw(uniform, log_weight, mass, start, origin, log_mass):  # type: ignore[n
 
 
 @compiled
-def _distinct(uniform, wait, n, log_weight, mass, lowest, start, origin, log_mass):  # type: ignore[no-untyped-def]
+def _distinct(  # type: ignore[no-untyped-def]
+    uniform, wait, without, n, log_weight, mass, lowest, start, origin, log_mass
+):
     """Draw n different rows until the mass that is left is too small; return scores and log p, too.
 
     A trial that finds a row drawn before is void. Trials come in rounds; after each round, the rows
@@ -300,6 +314,9 @@ def _distinct(uniform, wait, n, log_weight, mass, lowest, start, origin, log_mas
     log_prob = np.empty(n, np.float32)
     found, out = np.empty(n, np.int64), np.empty(n, np.int64)
     n_drawn, n_out, n_tried, now = 0, 0, 0, 0.0
+    mass_without = mass[without]
+    mass[without] = 0.0
+    _add_up(without, log_weight, mass, lowest, start)
     while n_drawn < n and mass[-1] >= _FINE:
         # Trials one by one would need at most one for each row to draw or to take out. Those that
         # can be spared make rounds longer.
@@ -325,5 +342,25 @@ def _distinct(uniform, wait, n, log_weight, mass, lowest, start, origin, log_mas
         _add_up(out[first_out:n_out], log_weight, mass, lowest, start)
     for i in range(n_drawn):
         mass[row[i]] = kept[i]
+    mass[without] = mass_without
+    _add_up(without, log_weight, mass, lowest, start)
     _add_up(out[:n_out], log_weight, mass, lowest, start)
     return row[:n_drawn], score[:n_drawn], log_prob[:n_drawn]
+
+
+@compiled
+def first_occurrences(values):  # type: ignore[no-untyped-def]
+    """Return where each value, at least 0, occurs first, in ascending order."""
+    bits = 4
+    while 1 << bits < 2 * len(values):
+        bits += 1
+    mask, held = (1 << bits) - 1, np.full(1 << bits, -1, np.int64)
+    first, n = np.empty(len(values), np.int64), 0
+    for i in range(len(values)):
+        place = values[i] & mask
+        while held[place] >= 0 and held[place] != values[i]:
+            place = (place + 1) & mask
+        if held[place] < 0:
+            held[place], first[n] = values[i], i
+            n += 1
+    return first[:n]

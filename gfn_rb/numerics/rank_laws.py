@@ -12,7 +12,7 @@ from torch import Tensor
 from gfn_rb.arguments import as_count
 from gfn_rb.kernels import compiled
 from gfn_rb.kernels.order import Order
-from gfn_rb.kernels.weights import as_array
+from gfn_rb.kernels.weights import as_array, first_occurrences
 from gfn_rb.numerics.weighted_rows import categorical
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 
@@ -197,7 +197,7 @@ class RankedDistribution:
         row, descending = index.numpy(), 0.0 - as_array(key).astype(np.float64)
         if math.isnan(descending.max(initial=0.0)):
             return False
-        once = _first_occurrences(row)
+        once = first_occurrences(row)
         if len(once) < len(row):
             row, descending = row[once], descending[once]
         self._order.put(row, descending, np.zeros(len(row), np.int64))
@@ -248,13 +248,13 @@ class RankedDistribution:
         if n > law.support:
             return torch.empty(0, dtype=torch.int64), torch.empty(0), False
         rank, log_prob = law.draw(_uniform(n + n // 8, generator))
-        once = _first_occurrences(rank)
+        once = first_occurrences(rank)
         while len(once) < n and len(rank) < law.n:
             missing = n - len(once)
             more = law.draw(_uniform(missing + missing // 8 + len(rank) // 2, generator))
             pairs = zip((rank, log_prob), more, strict=True)
             rank, log_prob = (np.concatenate(pair) for pair in pairs)
-            once = _first_occurrences(rank)
+            once = first_occurrences(rank)
         rank, log_prob = rank[once[:n]], log_prob[once[:n]]
         if (missing := n - len(rank)) > 0:
             others = self._perturbed(law, missing, generator, torch.from_numpy(rank))
@@ -333,21 +333,3 @@ class RankedRows(RankedDistribution):
 def _uniform(n: int, generator: torch.Generator | None) -> Float64[np.ndarray, "n"]:
     array: np.ndarray = torch.rand(n, dtype=torch.float64, generator=generator).numpy()
     return array
-
-
-@compiled
-def _first_occurrences(values):  # type: ignore[no-untyped-def]
-    """Return where each value, at least 0, occurs first, in ascending order."""
-    bits = 4
-    while 1 << bits < 2 * len(values):
-        bits += 1
-    mask, held = (1 << bits) - 1, np.full(1 << bits, -1, np.int64)
-    first, n = np.empty(len(values), np.int64), 0
-    for i in range(len(values)):
-        place = values[i] & mask
-        while held[place] >= 0 and held[place] != values[i]:
-            place = (place + 1) & mask
-        if held[place] < 0:
-            held[place], first[n] = values[i], i
-            n += 1
-    return first[:n]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.kernels.weights import Weights
+from gfn_rb.kernels.weights import Weights, first_occurrences
 from gfn_rb.numerics.weighted_rows import WeightedRows, categorical
 from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
 
@@ -18,7 +20,9 @@ class Groups:
 
     def __init__(self, group: Int64[Tensor, "n"], n_groups: int) -> None:
         self.group = group = group.cpu()
-        self.order = group.argsort(stable=True)  # the rows, group after group
+        narrow = group.numpy().astype(np.int16 if n_groups < 2**15 else np.int64)
+        # The rows, group after group. NumPy sorts numbers of 16 bits by radix.
+        self.order = torch.from_numpy(narrow.argsort(kind="stable"))
         self.counts: list[int] = group.bincount(minlength=n_groups).tolist()
 
     def split(self, values: Shaped[Tensor, "n"]) -> tuple[Tensor, ...]:
@@ -65,36 +69,58 @@ class WeightedUnion:
         """
         part = categorical(torch.softmax(self._log_mass, 0), n, generator)
         groups, none = Groups(part.clamp_(max=len(self.parts) - 1), len(self.parts)), part[:0]
-        rows = [
-            tree.draw(count, generator)[0] if count else none
+        draws = [
+            tree.draw(count, generator) if count else (none, none.float())
             for tree, count in zip(self.parts, groups.counts, strict=True)
         ]
-        pairs = zip(self.parts, rows, strict=True)
-        log_weight = groups.join([tree.log_weight[index] for tree, index in pairs])
-        return groups.group, groups.join(rows), self._log_prob(log_weight)
+        rows, within = (groups.join(each) for each in zip(*draws, strict=True))
+        log_share = torch.log_softmax(self._log_mass, 0)[part.to(self._log_mass.device)]
+        return groups.group, rows, within + log_share.to(within)
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"], Float[Tensor, "k"], Bool[Tensor, ""] | bool]:
         """Draw n different rows, one after another, each from what the earlier ones left.
 
+        The first n different rows that draws with replacement meet have this law. Where they repeat
+        a few rows too often, the rest is drawn without repetition. On a device the whole batch is.
+
         Returns:
             Part and row of each draw, its log-probability as a single draw, and whether there are n
             rows of positive weight: if not, there are fewer draws, or those at the end are none.
         """
-        # The largest Gumbel-perturbed log-weights among those of all parts.
-        rows, scores = zip(
-            *(tree.perturbed(min(n, tree.capacity), generator) for tree in self.parts), strict=True
-        )
+        if not self._log_mass.is_cpu:
+            part, row, log_prob, score = self._perturbed(n, generator)
+            return part, row, log_prob, score[-1] > -math.inf
+        k = len(self.parts)
+        draws: tuple[Tensor, ...] = self.draw(n + n // 8, generator)
+        for _ in range(3):
+            once = torch.from_numpy(first_occurrences((draws[1] * k + draws[0]).numpy())[:n])
+            part, row, log_prob = draws = tuple(each[once] for each in draws)
+            if not (missing := n - len(once)):
+                return part, row, log_prob, True
+            more = self.draw(missing + missing // 8, generator)
+            draws = tuple(torch.cat(pair) for pair in zip(draws, more, strict=True))
+        without = [row[part == i].numpy() for i in range(k)]
+        rest = self._perturbed(missing, generator, without)[:3]
+        pairs = zip((part, row, log_prob), rest, strict=True)
+        part, row, log_prob = (torch.cat(pair) for pair in pairs)
+        return part, row, log_prob, len(row) == n
+
+    def _perturbed(
+        self, n: int, generator: torch.Generator | None, without: Sequence[Any] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw different rows, except some of each part, by their perturbed log-weights.
+
+        They are the largest ones among those of all parts. Returns part, row, log p and score.
+        """
+        options = [{}] * len(self.parts) if without is None else [{"without": w} for w in without]
+        pairs = zip(self.parts, options, strict=True)
+        drawn = [tree.perturbed(min(n, tree.capacity), generator, **more) for tree, more in pairs]
+        rows, scores = zip(*drawn, strict=True)
         score, best = torch.cat(scores).topk(min(n, sum(map(len, rows))))
         part = torch.cat([row.new_full(row.shape, i) for i, row in enumerate(rows)])[best]
         log_weight = [tree.log_weight[row] for tree, row in zip(self.parts, rows, strict=True)]
-        if score.is_cpu:
-            enough: Tensor | bool = score.shape[0] == n and float(score[-1]) > -math.inf
-        else:
-            enough = score[-1] > -math.inf
-        return part, torch.cat(rows)[best], self._log_prob(torch.cat(log_weight)[best]), enough
-
-    def _log_prob(self, log_weight: Float64[Tensor, "k"]) -> Float[Tensor, "k"]:
         largest = self._log_mass.amax()  # subtracted first: the total of huge weights has no digits
-        return (log_weight - largest - (self._log_mass - largest).logsumexp(0)).to(torch.float32)
+        log_prob = torch.cat(log_weight)[best] - largest - (self._log_mass - largest).logsumexp(0)
+        return part, torch.cat(rows)[best], log_prob.to(torch.float32), score

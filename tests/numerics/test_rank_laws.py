@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
+from gfn_rb.kernels.weights import first_occurrences
 from gfn_rb.numerics.rank_laws import (
     _HEAD,
     GeometricLaw,
     HarmonicLaw,
     StepLaw,
-    _first_occurrences,
     ranked_rows,
 )
 
@@ -201,7 +201,7 @@ def test_rows_follow_any_updates(device):
 
 
 @given(st.lists(st.integers(0, 2**60), max_size=40), st.integers(0, 3))
-def test_first_occurrences(values, shift):
+def testfirst_occurrences(values, shift):
     values = np.array([value >> 20 * shift for value in values], np.int64)
     first = [i for i, value in enumerate(values) if value not in values[:i]]
-    assert _first_occurrences(values).tolist() == first
+    assert first_occurrences(values).tolist() == first
