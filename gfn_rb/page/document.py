@@ -127,7 +127,7 @@ def _verdict(content: Content) -> dict[str, str]:
     """Return what a buffer holds and draws, in words, by what it is."""
     summary, age = content.summary, content.columns.age
     n, found = summary.n_rows, {}
-    if summary.log_rewards is not None:
+    if summary.log_rewards is not None and content.words:
         found["best object"] = f"{content.words[-1]}, log R = {summary.log_rewards[-1]:.3f} nats"
     found["rows"] = f"{n:,}"
     if content.modes:

@@ -218,7 +218,7 @@ def _with_legend(plot: Any) -> Any:
 def _column(name: str, words: Sequence[str]) -> models.TableColumn:
     title, width, form = _TABLE[name]
     if form is None:
-        width = min(8 * max(map(len, words)), 600) if name == "words" else width
+        width = min(8 * max(map(len, words), default=0), 600) if name == "words" else width
         return models.TableColumn(field=name, title=title, width=max(width, _TABLE[name][1]))
     number = models.NumberFormatter(format=form[1:-1])
     return models.TableColumn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torchrl.data import ReplayBuffer
@@ -45,7 +46,7 @@ def write_page(paths: Sequence[Path], out: Path | None = None, trust: bool = Fal
         folder = RunFolder.open(run.path)
         is_known = trust or ":" not in read_json(folder.config)["env"]
         if is_known:
-            configs.append(folder.read_config())
+            configs.append(replace(folder.read_config(), device="cpu"))
         else:
             logger.warning("%s names code outside gfn_rb: --trust runs it", folder.config)
         env = configs[-1].make_env() if is_known else None

@@ -121,6 +121,15 @@ def test_what_is_missing_is_said_once_and_logged_where_it_failed(tmp_path, caplo
     assert [each.getMessage() for each in caplog.records] == [note]
 
 
+def test_a_page_of_rows_that_are_no_whole_objects_shows_their_draws(tmp_path) -> None:
+    rb = fifo_buffer(10)
+    visited = {"state": torch.rand(5, 3), "is_terminating": torch.zeros(5, dtype=torch.bool)}
+    rb.extend(TensorDict({**visited, "log_reward": torch.full((5,), -torch.inf)}, [5]))
+    text = text_of(gfn_rb.view(rb, tmp_path / "page.html"))
+    assert "rows 5 effective rows drawn 5 (100.0%)" in text
+    assert "Concentration of draws" in text
+
+
 def test_a_page_without_rewards_says_so(tmp_path) -> None:
     rb = fifo_buffer(10)
     rb.extend(TensorDict({"x": torch.rand(5, 3)}, [5]))
