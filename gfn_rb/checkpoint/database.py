@@ -205,6 +205,15 @@ class Database:
             self._refuse_sum("a row")
         return slots, contents
 
+    def checked(self) -> tuple[Values, list[int], list[bytes]] | None:
+        """Return values, slots and contents of one transaction, None if nothing was ever synced."""
+        if (values := self.values()) is None:
+            return None
+        self.check_mark()
+        slots, contents = self.rows()
+        self.check_total(slots, contents, from_text(values[COUNTS])["total"])
+        return values, slots, contents
+
     def sound_row(self, slot: int) -> bytes | None:
         """Return the content of a row, None if it is missing or damaged."""
         with suppress(sqlite3.Error):

@@ -315,13 +315,11 @@ class Journal:
 
     def _restore(self) -> bool:
         """Restore the buffer, and return whether there was anything to restore."""
-        if (values := self._database.values()) is None:
+        if (checked := self._database.checked()) is None:
             return False
-        self._database.check_mark()
-        slots, contents = self._database.rows()
+        values, slots, contents = checked
         try:
             counts = from_text(values[COUNTS])
-            self._database.check_total(slots, contents, counts["total"])
             states = ValueFile(self.path, self._database.secret, values[_BASE]).value(_BASE)
             restore_slots(self._rb, self._parts, states, counts, slots, contents)
         except GfnRbError:

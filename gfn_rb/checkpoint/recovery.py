@@ -75,6 +75,12 @@ def recover(
     return {**found, "damage": damage and damage.replace(str(copy), str(source))}
 
 
+def verify_journal(path: Path, secret: Secret | None = None) -> None:
+    """Raise unless a ``Journal`` could read a file, whatever the buffer."""
+    with closing(Database(path, secret)) as database:
+        database.checked()
+
+
 def _copy_unused(source: Path, copy: Path) -> None:
     """Copy the files of a journal that no process has open."""
     mark = Path(f"{source}{MARK}")

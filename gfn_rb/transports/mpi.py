@@ -217,11 +217,19 @@ class MPITransport(Transport):
             failed = self._heads.Get_failed()
         except (NotImplementedError, self._mpi.Exception):
             return  # an MPI without fault tolerance
-        if failed.Get_size() > len(self._lost):
-            for rank in failed.Translate_ranks(None, self._heads.Get_group()):
-                self._mark_lost(rank, "its process died")
-            for comm in (self._heads, self._bodies):
-                comm.Ack_failed()
+        try:
+            if failed.Get_size() > len(self._lost):
+                group = self._heads.Get_group()
+                try:
+                    ranks = failed.Translate_ranks(None, group)
+                finally:
+                    group.Free()
+                for rank in ranks:
+                    self._mark_lost(rank, "its process died")
+                for comm in (self._heads, self._bodies):
+                    comm.Ack_failed()
+        finally:
+            failed.Free()
 
     def _is_failure(self, error: Any) -> bool:
         names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")

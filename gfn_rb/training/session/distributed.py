@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gfn_rb.checkpoint.api import outline
+from gfn_rb.checkpoint.recovery import verify_journal
 from gfn_rb.errors import (
     ArgumentError,
+    CheckpointError,
     CheckpointMismatchError,
     GfnRbError,
     TransportTimeoutError,
@@ -109,6 +111,7 @@ def run_distributed(
 
         def prepared() -> Path:
             path = prepare().path
+            check_journals([RunFolder(path, rank) for rank in roles.managers])
             if config.average_gradients:
                 agree_on_step([RunFolder(path, rank) for rank in roles.workers])
             return path
@@ -134,6 +137,7 @@ def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> r
     first, *managing = LocalTransport.group(size, timeout=config.patience)
     roles = RankRoles(size, tuple(range(1, size)))
     path = prepare().path
+    check_journals([RunFolder(path, rank) for rank in roles.managers])
 
     def manage(transport: Transport) -> None:
         try:
@@ -291,6 +295,22 @@ def _saved_steps(*checkpoints: Path) -> list[int]:
     """Return the steps of the checkpoints that exist."""
     secret = run_secret()
     return [outline(p, secret).get("steps_done", 0) for p in checkpoints if p.exists()]
+
+
+def check_journals(managers: Sequence[RunFolder]) -> None:
+    """Raise unless each manager that has saved has a valid journal, or a new one."""
+    for each in managers:
+        journal, is_there = each.journal, each.journal.exists()
+        try:
+            if is_there:
+                verify_journal(journal, run_secret())
+            elif each.checkpoint.exists():
+                raise CheckpointError(f"{journal} is missing, which {each.checkpoint} belongs to")
+        except CheckpointError as error:
+            raise ArgumentError(
+                f"{error}; to save the valid part of a journal: gfn-rb recover {journal} --to NEW; "
+                f"then put NEW and NEW-mark in its place"
+            ) from error
 
 
 def agree_on_step(ranks: Sequence[RunFolder]) -> None:

@@ -12,9 +12,10 @@ from training.training_runs import DNA, WARM_GRID, changed, grid
 
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import load_state
-from gfn_rb.errors import KeyMismatchError, SecretError, TransportTimeoutError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, SecretError, TransportTimeoutError
 from gfn_rb.remote.protocol.ownership import assign_roles
 from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOptions
+from gfn_rb.training.session.distributed import check_journals, run_with_threads
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.rank_hooks import (
     BASELINE,
@@ -231,6 +232,26 @@ def test_a_manager_goes_on_with_its_secret_alone(tmp_path, monkeypatch):
         with pytest.raises(SecretError, match=r"checkpoint-rank1\.gfnrb"):
             load_state(tmp_path / "checkpoint-rank1.gfnrb")
     assert objects(make_manager(*again).buffer) == objects(first.buffer)
+
+
+def test_a_run_whose_manager_lost_its_journal_does_not_start(tmp_path):
+    runs = Runs(CONFIG, tmp_path)
+    runs.manager.save()
+    runs.manager.buffer.journal.close()
+    folder = RunFolder(tmp_path, 1)
+    check_journals([folder])
+    content = bytearray(folder.journal.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    for change, why in (
+        (lambda: folder.journal.write_bytes(content), "is no sound journal"),
+        (folder.journal.unlink, "is missing, which .*checkpoint-rank1.gfnrb belongs to"),
+    ):
+        change()
+        with pytest.raises(ArgumentError, match=f"{why}.*: gfn-rb recover .*journal-rank1 --to"):
+            run_with_threads(CONFIG, lambda: folder)
+    folder.checkpoint.unlink()  # a run that has not begun
+    check_journals([folder])
+    assert not folder.journal.exists()
 
 
 @pytest.mark.parametrize(
