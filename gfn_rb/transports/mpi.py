@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +28,8 @@ from gfn_rb.transports.launch import is_fault_tolerant
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
 _HOST_NBYTES = 256
 _SELDOM = 8  # polls without success before the peers are checked, which costs more than a poll
+_LAST = 1.0  # seconds that the rest of a message of a process that died may take
+_LONGEST_LOOK = 0.1  # seconds between two looks at a message that count as waiting
 _CHUNK = 1 << 24  # longer segments are sent in pieces, so that they can be dropped in little room
 # MPI may still read from or write to buffers of abandoned requests: they must outlive it.
 _abandoned: list[Any] = []
@@ -77,7 +81,8 @@ class MPITransport(Transport):
         except self._mpi.Exception as error:
             raise self.translated(error) from error
         self._status = self._mpi.Status()
-        self._matched: list[tuple[Envelope, np.ndarray, list[int]]] = []
+        self._matched: list[_Incoming] = []
+        self._refused: set[int] = set()  # ranks whose messages made no sense
         self._sending: list[MPISend] = []
         self._empty_polls = 0
 
@@ -128,19 +133,76 @@ class MPITransport(Transport):
         return send
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
-        for matched, _, _ in self._matched:
-            if source in (None, matched.source) and tag in (None, matched.tag):
-                return matched
-        envelope = self._match(source, tag)
+        envelope = self._first_whole(source, tag)
+        if envelope is None and self._match(source, tag):
+            envelope = self._first_whole(source, tag)
         if envelope is None:
             self._empty_polls += 1
             # By the time that a peer is known to be gone, its messages have arrived.
             if self._empty_polls % _SELDOM == 0 and self.check_peers():
-                envelope = self._match(source, tag)
+                self._match(source, tag)
+                envelope = self._first_whole(source, tag)
         return envelope
 
-    def _match(self, source: int | None, tag: int | None) -> Envelope | None:
-        """Receive the head of the first message that matches, and keep it in ``_matched``.
+    def _first_whole(self, source: int | None, tag: int | None) -> Envelope | None:
+        """Return the first message that matches and has arrived whole, in order per source and tag.
+
+        Nobody waits for the rest of a message but those who want it.
+        """
+        unfinished = set()
+        for each in [*self._matched]:
+            came_from, came_as, _ = each.envelope
+            is_wanted = source in (None, came_from) and tag in (None, came_as)
+            if is_wanted and (came_from, came_as) not in unfinished and self._is_whole(each):
+                return each.envelope
+            unfinished.add((came_from, came_as))
+        return None
+
+    def _is_whole(self, incoming: _Incoming) -> bool:
+        """Return whether a message has arrived; give up its sender if it never will."""
+        source, mpi = incoming.envelope.source, self._mpi
+        try:
+            while incoming.place is not None:
+                # Not received blindly: some MPI crash where more comes than there is room for.
+                found = self._bodies.Improbe(source, incoming.envelope.tag + 1, self._status)
+                if found is None:
+                    break
+                if (came := self._status.Get_count(mpi.BYTE)) != len(incoming.place):
+                    why = f"it sent {came} bytes after it announced {len(incoming.place)}"
+                    return self._give_up(source, why, incoming)
+                incoming.requests.append(found.Irecv([incoming.place, mpi.BYTE]))
+                incoming.place = next(incoming.places, None)
+            if incoming.place is None and mpi.Request.Testall(incoming.requests):
+                return True
+        except mpi.Exception as error:
+            self.translated(error, source)
+            why = f"its message cannot be received: {error.Get_error_string()}"
+            return self._give_up(source, why, incoming)
+        # MPI moves messages only while it is called: a process that was busy has not waited.
+        now = time.monotonic()
+        incoming.waited += min(now - incoming.looked, _LONGEST_LOOK)
+        incoming.looked = now
+        if incoming.waited > self.timeout:
+            why = (
+                f"it began a message of {incoming.envelope.nbytes} bytes and did not finish it "
+                f"within {self.timeout:g} s"
+            )
+            return self._give_up(source, why, incoming)
+        if source in self._lost and source not in self._refused and incoming.waited > _LAST:
+            return self._give_up(source, "its process died", incoming)
+        return False
+
+    def _give_up(self, rank: int, why: str, incoming: _Incoming | None = None) -> bool:
+        """Take no message of a rank any more: its next ones could not be told apart."""
+        self._refused.add(rank)
+        self._mark_lost(rank, why)
+        if incoming is not None:
+            self._matched.remove(incoming)
+            _abandoned.append(incoming)
+        return False
+
+    def _match(self, source: int | None, tag: int | None) -> bool:
+        """Receive the head of the first message that matches, and begin to receive the rest.
 
         A matched probe takes the message out of MPI's queue, so that no other can be mistaken for
         it.
@@ -148,68 +210,48 @@ class MPITransport(Transport):
         mpi, status = self._mpi, self._status
         rank = mpi.ANY_SOURCE if source is None else source
         mpi_tag = mpi.ANY_TAG if tag is None else tag + 1
+        while True:
+            try:
+                message = self._heads.Improbe(rank, mpi_tag, status)
+                if message is None:
+                    return False
+                came_from, came_as = status.Get_source(), status.Get_tag()
+                head = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+                message.Recv([head, mpi.BYTE])
+            except mpi.Exception as error:
+                if not self._is_failure(error):
+                    raise self.translated(error) from error
+                self._record_failures()
+                return False
+            if came_as == _GOODBYE:
+                self._mark_lost(came_from, "it closed its endpoint")
+            elif came_from not in self._refused:
+                break
         try:
-            message = self._heads.Improbe(rank, mpi_tag, status)
-            if message is None:
-                return None
-            came_from, came_as = status.Get_source(), status.Get_tag()
-            head = np.empty(status.Get_count(mpi.BYTE), np.uint8)
-            message.Recv([head, mpi.BYTE])
-        except mpi.Exception as error:
-            if not self._is_failure(error):
-                raise self.translated(error) from error
-            self._record_failures()
-            return None
-        if came_as == _GOODBYE:
-            self._mark_lost(came_from, "it closed its endpoint")
-            return self._match(source, tag)
-        nbytes, sizes = sizes_after(head.data, came_from)
-        envelope = Envelope(came_from, came_as - 1, nbytes)
-        self._matched.append((envelope, head, sizes))
-        return envelope
+            nbytes, sizes = sizes_after(head.data, came_from)
+        except TransportError as error:
+            self._give_up(came_from, str(error))
+            return False
+        inline, envelope = head[PREAMBLE.size :], Envelope(came_from, came_as - 1, nbytes)
+        is_kept = nbytes <= self.max_nbytes  # MPI would keep what is not received
+        data = (
+            np.empty(nbytes if is_kept else min(sum(sizes), _CHUNK), np.uint8) if sizes else inline
+        )
+        if sizes and is_kept:
+            data[: len(inline)] = inline
+        places = _places(data.data, len(inline), sizes, is_kept)
+        self._matched.append(_Incoming(envelope, data, places, next(places, None)))
+        return True
 
     def _take(self, envelope: Envelope) -> np.ndarray:
-        found = [each for each in self._matched if each[0] == envelope]
+        found = [each for each in self._matched if each.envelope == envelope]
         if not found:
             raise self._unknown(envelope)
-        self._matched = [each for each in self._matched if each is not found[0]]
-        _, head, sizes = found[0]
-        inline = head[PREAMBLE.size :]
+        incoming = found[0]
+        self._matched.remove(incoming)
         if envelope.nbytes > self.max_nbytes:
-            scratch = np.empty(min(max(sizes, default=0), _CHUNK), np.uint8).data
-            for size in sizes:  # MPI would keep what is not received
-                for start, end in _chunks(0, size):
-                    self._receive(envelope, [scratch[: end - start]])
             raise self._too_large(envelope)
-        if not sizes:
-            return inline
-        data = np.empty(envelope.nbytes, np.uint8)
-        content, end = data.data, len(inline)
-        data[:end] = inline
-        places = []
-        for size in sizes:
-            places += [content[i:j] for i, j in _chunks(end, end + size)]
-            end += size
-        self._receive(envelope, places)
-        return data
-
-    def _receive(self, envelope: Envelope, places: list[memoryview]) -> None:
-        mpi, requests = self._mpi, []
-        try:
-            for place in places:
-                buffer = [place, mpi.BYTE]
-                requests.append(self._bodies.Irecv(buffer, envelope.source, envelope.tag + 1))
-            # Not Waitall, which would hold the processor, and never end if the source dies.
-            if polled(lambda: mpi.Request.Testall(requests) or None, self.timeout) is None:
-                raise TransportTimeoutError(
-                    f"rank {envelope.source} began a message of {envelope.nbytes} bytes and did "
-                    f"not finish it within {self.timeout:g} s"
-                )
-        except BaseException as error:
-            _abandoned.append((requests, places))
-            if isinstance(error, mpi.Exception):
-                raise self.translated(error, envelope.source) from error
-            raise
+        return incoming.data
 
     def _record_failures(self) -> None:
         """Record the processes that died, and acknowledge it: each probe would raise it again."""
@@ -256,6 +298,19 @@ class MPITransport(Transport):
                 f"rank {self.rank} closed its endpoint with {len(stuck)} messages on their way, "
                 f"which their receivers did not take within {seconds:g} s"
             )
+
+
+@dataclass(eq=False)
+class _Incoming:
+    """A message whose head has come."""
+
+    envelope: Envelope
+    data: np.ndarray  # the message, or scratch memory for one that is too large
+    places: Iterator[memoryview]  # where its pieces go, in turn
+    place: memoryview | None  # the next of them
+    requests: list[Any] = field(default_factory=list)
+    waited: float = 0.0  # seconds
+    looked: float = field(default_factory=time.monotonic)
 
 
 class MPISend(SendHandle):
@@ -363,6 +418,15 @@ def _made(part: Part) -> bytes | memoryview:
 
 def _chunks(start: int, end: int) -> list[tuple[int, int]]:
     return [(i, min(i + _CHUNK, end)) for i in range(start, end, _CHUNK)]
+
+
+def _places(content: memoryview, end: int, sizes: list[int], is_kept: bool) -> Iterator[memoryview]:
+    """Yield where the pieces of segments go: side by side, or all over each other."""
+    for size in sizes:
+        for start in range(0, size, _CHUNK):
+            first = end + start if is_kept else 0
+            yield content[first : first + min(_CHUNK, size - start)]
+        end += size
 
 
 def _hosts(mpi: ModuleType, comm: Any) -> list[str]:

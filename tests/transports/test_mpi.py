@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,6 +39,52 @@ def test_others_go_on_after_a_rank_was_killed() -> None:
     assert first["hosts"][0]
     refused = "ArgumentError: comm is a Group; expected an mpi4py Intracomm"
     assert first["refused"] == third["refused"] == refused
+
+
+def test_groups_of_dead_processes_are_freed() -> None:
+    class Group:
+        made, freed = 0, 0
+
+        def __init__(self) -> None:
+            Group.made += 1
+
+        def Get_size(self) -> int:
+            return 1
+
+        def Translate_ranks(self, _: object, __: object) -> list[int]:
+            return [0]
+
+        def Free(self) -> None:
+            Group.freed += 1
+
+    transport = MPITransport.__new__(MPITransport)
+    comm = SimpleNamespace(Get_failed=Group, Get_group=Group, Ack_failed=lambda: None)
+    transport._heads = transport._bodies = comm
+    transport._mpi = SimpleNamespace(Exception=ZeroDivisionError)
+    transport._lost, transport._unreported, transport._hosts = {}, [], ["here"]
+    for _ in range(5):
+        transport._record_failures()
+    assert transport.lost == {0}
+    assert Group.made == Group.freed == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("short", "sent 5 bytes, too few for a preamble"),
+        ("contradiction", "announced 1 bytes, in pieces of 0"),
+        ("longer body", "sent 1048576 bytes after it announced 524288"),
+        ("no body", "began a message of 524288 bytes and did not finish it within 2 s"),
+        ("huge claim", "began a message of 536870912 bytes and did not finish it within 2 s"),
+    ],
+)
+def test_a_malformed_message_costs_its_sender_alone(kind: str, why: str) -> None:
+    (found,) = reports(under_mpiexec(3, PROGRAM.with_name("malformed_rank.py"), kind))
+    assert len(found["lost"]) == 1
+    assert why in found["lost"][0]
+    assert found["received"] == 40
+    assert found["longest"] < 1.5  # seconds that another rank waits
 
 
 # Pieces of messages.
