@@ -50,7 +50,7 @@ class FinishedRun(NamedTuple):
         """Whether a metric was ever measured."""
         return bool(np.isfinite(self.columns.get(metric, np.zeros(0))).any())
 
-    def at(self, metric: str, calls: int) -> float:
+    def at(self, metric: str, calls: int | float) -> float:
         """Return a metric after a number of reward calls, linear between rows; NaN beyond them."""
         x = self.columns["reward_calls"]
         y = self.columns.get(metric, np.full_like(x, np.nan))

@@ -104,9 +104,7 @@ class TrainConfig(options.GeneralOptions):
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield the options that have no effect with the others, and the condition they need."""
-        from gfn_rb.containers import Trajectories
-        from gfn_rb.losses import LOSSES
-        from gfn_rb.training.replay import REPLAY
+        from gfn_rb.training.replay import LOSSES, REPLAY, Trajectories
 
         for group in (f.name for f in fields(self) if is_dataclass(getattr(self, f.name))):
             switch, *others = (f.name for f in fields(getattr(self, group)))
@@ -146,9 +144,7 @@ class TrainConfig(options.GeneralOptions):
 
     def _demands(self) -> Iterator[tuple[str, bool, str]]:
         """Yield options, whether the others allow their values, and which values they allow."""
-        from gfn_rb.containers import Trajectories
-        from gfn_rb.losses import LOSSES
-        from gfn_rb.training.replay import CONTAINERS, REPLAY
+        from gfn_rb.training.replay import CONTAINERS, LOSSES, REPLAY, Trajectories
 
         loss, stored = LOSSES[self.loss], self.replay_name
         gives, share = REPLAY[stored].gives, self.teacher.share
@@ -282,9 +278,8 @@ class TrainConfig(options.GeneralOptions):
             regenerate: callable that samples trajectories to stored terminating states.
             **more: options of the preset.
         """
-        from gfn_rb.containers import Trajectories
         from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
-        from gfn_rb.training.replay import REPLAY, make_sampler, make_writer
+        from gfn_rb.training.replay import REPLAY, Trajectories, make_sampler, make_writer
 
         kind = REPLAY[self.replay_name]
         if self.replay_name == "trajectories":
@@ -515,7 +510,7 @@ class BitSequenceConfig(TrainConfig):
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
     steps: rules.PositiveInt = 100
     """Training steps of (1 + search) * batch-size reward calls each."""
-    search: options.Search = _ONE_WORD
+    search: options.SearchOptions = _ONE_WORD
     """Local search that rewrites one word of up to 16 at a time; without it few modes are found."""
 
 

@@ -79,7 +79,7 @@ def draw_comparison(comparison: Comparison) -> Figure:
     calls = np.linspace(0, comparison.calls, 200)
     for axes, metric in zip(panels, comparison.metrics, strict=True):
         for each, (color, style) in zip(comparison.configurations, cycle(_LINES)):
-            values = np.array([[run.at(metric, n) for n in calls] for run in each.runs])
+            values = np.array([[run.at(metric, n) for n in calls.tolist()] for run in each.runs])
             label = f"{each.label} ({len(each.runs)} seeds)" if len(each.runs) > 1 else each.label
             axes.plot(calls, values.mean(0), style, color=color, linewidth=2.4, label=label)
             axes.fill_between(calls, values.min(0), values.max(0), color=color, alpha=0.2)

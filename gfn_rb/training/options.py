@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 import tyro
 
@@ -48,11 +48,6 @@ Metrics = Annotated[
     tuple[MetricName, ...],
     rules.Rule(lambda v: len({*v}) == len(v), "names that are all different"),
 ]
-
-
-def _described(group: type) -> Any:
-    """Return a group's own description for tyro, which else looks for one in the sources."""
-    return tyro.conf.arg(help=group.__doc__)
 
 
 T = TypeVar("T")
@@ -190,9 +185,6 @@ class SearchOptions:
     """Loops of local search around each fresh trajectory. Each takes batch-size reward calls."""
     back_ratio: rules.PositiveShare = 0.5
     """Share of a trajectory's moves that a search undoes."""
-
-
-Search = Annotated[SearchOptions, _described(SearchOptions)]
 
 
 @dataclass(frozen=True)
@@ -364,12 +356,12 @@ class GeneralOptions:
     """How replayed items are drawn."""
     keep: Keep = KeepTop()
     """Which items the buffer keeps."""
-    search: Search = SearchOptions()
-    teacher: Annotated[TeacherOptions, _described(TeacherOptions)] = TeacherOptions()
-    anneal: Annotated[AnnealOptions, _described(AnnealOptions)] = AnnealOptions()
-    metrics: Annotated[MetricsOptions, _described(MetricsOptions)] = MetricsOptions()
-    managers: Annotated[ManagersOptions, _described(ManagersOptions)] = ManagersOptions()
-    feed: Annotated[FeedOptions, _described(FeedOptions)] = FeedOptions()
+    search: SearchOptions = SearchOptions()
+    teacher: TeacherOptions = TeacherOptions()
+    anneal: AnnealOptions = AnnealOptions()
+    metrics: MetricsOptions = MetricsOptions()
+    managers: ManagersOptions = ManagersOptions()
+    feed: FeedOptions = FeedOptions()
 
 
 MAIN_OPTIONS = {

@@ -81,7 +81,7 @@ def check_name(name: str, value: Any, known: Collection[str]) -> None:
 
 def nearest(value: Any, known: Collection[str]) -> str:
     """Return the end of a message: the known name that is most like a wrong one, if any is."""
-    plain = {name.lower(): name for name in known}
+    plain = {name.lower().replace("-", "_"): name for name in known}
     near = get_close_matches(str(value)[:80].lower().replace("-", "_"), plain, 1)
     return f": did you mean {plain[near[0]]}?" if near else ""
 

@@ -6,7 +6,6 @@ what it runs.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import gc
 import io
@@ -167,7 +166,7 @@ def parse(arguments: Sequence[str] | None) -> Callable[[], int]:
         title = "usage: gfn-rb COMMAND [OPTIONS]\n\nReplay for GFlowNets.\n\ncommands:"
         end = "gfn-rb COMMAND --help shows its options, and gfn-rb --version the version."
         return partial(_print_summaries, title, COMMANDS, end)
-    rules.check_name("command", name or None, COMMANDS)
+    rules.check_name("command", name or None, [*COMMANDS, "--help", "--version"])
     if name == "train":
         return _parse_train(words)
 
@@ -255,7 +254,8 @@ def _parsed(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     if wrong := re.match(
         r"Error parsing --(\S+): .*?(\[.*?\]|'.*?').* helptext: --\S+ (.*?\S) ", text
     ):
-        raise ArgumentError(f"{wrong[1]} must be {wrong[3]}, got {wrong[2]}")
+        kind = re.sub(r"\{None\}\|(.*)", r"\1 or None", wrong[3])
+        raise ArgumentError(f"{wrong[1]} must be {kind}, got {wrong[2].strip('[]')}")
     text = re.split(" Argument helptext: | For full helptext", text)[0].rstrip(".")
     names = re.findall(r"--[\w.-]+", near.partition(" For full helptext")[0])
     names = get_close_matches(text.split(" ")[2].rstrip(","), dict.fromkeys(names), 2)
@@ -269,13 +269,16 @@ def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
     tyro then shows and takes the options of these kinds alone.
     """
     hints, chosen = get_type_hints(type(config)), {}
-    given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+    split = (word.partition("=") for word in words)
+    given = {
+        option.replace("_", "-"): value or following
+        for (option, _, value), following in zip(split, [*words[1:], ""], strict=False)
+        if option.startswith("--")
+    }
     for name, groups in ((f.name, rules.groups_of(hints[f.name])) for f in fields(config)):
         if len(groups) < 2:
             continue
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument(f"--{name}", dest="kind", nargs="?")  # without a value tyro complains
-        kind = parser.parse_known_args(words)[0].kind or getattr(config, name).kind
+        kind = given.get(f"--{name}") or getattr(config, name).kind  # "" is tyro's to complain of
         if kind != getattr(config, name).kind:
             chosen[name] = group_named(name, groups, kind)()
         own = {f.name for f in fields(chosen.get(name, getattr(config, name)))}
