@@ -67,6 +67,15 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+def is_database(path: Path) -> bool:
+    """Return whether a file is an SQLite database."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
+
+
 class Database:
     """The files of a journal, open and locked.
 

@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from os import PathLike
@@ -36,7 +36,7 @@ from gfn_rb.codec.primitives import from_text, one_line
 from gfn_rb.codec.secret import Secret
 from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError, GfnRbError
-from gfn_rb.sharing import journal_of, keep_journal
+from gfn_rb.sharing import SlotState, journal_of, keep_journal
 
 Sync = Literal["always", "interval", "never"]
 
@@ -315,20 +315,7 @@ class Journal:
 
     def _restore(self) -> bool:
         """Restore the buffer, and return whether there was anything to restore."""
-        if (checked := self._database.checked()) is None:
-            return False
-        values, slots, contents = checked
-        try:
-            counts = from_text(values[COUNTS])
-            states = ValueFile(self.path, self._database.secret, values[_BASE]).value(_BASE)
-            restore_slots(self._rb, self._parts, states, counts, slots, contents)
-        except GfnRbError:
-            raise
-        except Exception as error:
-            raise CheckpointCorruptError(
-                f"{self.path} is no sound journal: it does not fit the buffer: {one_line(error)}"
-            ) from error
-        return True
+        return restored(self._database, lambda _: (self._rb, self._parts)) is not None
 
     def _counters(self) -> list[list[Any]]:
         return [part.counters() for part in self._parts]
@@ -345,6 +332,32 @@ class Journal:
     def __reduce__(self) -> Any:
         """Refuse to be sent to another process."""
         raise ArgumentError(f"journal must belong to one process, got {self.path} to be sent")
+
+
+def restored(
+    database: Database, target: Callable[[list[State]], tuple[ReplayBuffer, list[SlotState]]]
+) -> ReplayBuffer | None:
+    """Restore the buffer that suits the states of a journal; None if it has no transaction.
+
+    Args:
+        database: files of the journal.
+        target: returns a buffer, and its parts that keep values for each slot.
+    """
+    if (checked := database.checked()) is None:
+        return None
+    values, slots, contents = checked
+    try:
+        counts = from_text(values[COUNTS])
+        states = ValueFile(database.path, database.secret, values[_BASE]).value(_BASE)
+        rb, parts = target(states)
+        restore_slots(rb, parts, states, counts, slots, contents)
+    except GfnRbError:
+        raise
+    except Exception as error:
+        raise CheckpointCorruptError(
+            f"{database.path} is no sound journal: it does not fit the buffer: {one_line(error)}"
+        ) from error
+    return rb
 
 
 _NO_SLOT = torch.empty(0, dtype=torch.int64)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from torchrl.data import ReplayBuffer
 
@@ -11,7 +15,11 @@ from gfn_rb.arguments import require_flag, require_kind
 from gfn_rb.buffers.compact import Environment
 from gfn_rb.checkpoint.api import BUFFERS, CHECKPOINT_NAME, ROWS, resolved
 from gfn_rb.checkpoint.buffers import restore
+from gfn_rb.checkpoint.database import Database, is_database
 from gfn_rb.checkpoint.description import buffer_of
+from gfn_rb.checkpoint.journal import restored
+from gfn_rb.checkpoint.recovery import copy_unused
+from gfn_rb.checkpoint.slots import slot_states
 from gfn_rb.codec.files import ValueFile
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
@@ -31,8 +39,8 @@ def open_buffer(
     a buffer of terminating states then draws states instead of trajectories.
 
     Args:
-        path: run folder of ``gfn-rb train``, folder of an :class:`AtomicCheckpoint`, or file of
-            :func:`save_checkpoint`.
+        path: run folder of ``gfn-rb train``, folder of an :class:`AtomicCheckpoint`, file of
+            :func:`save_checkpoint`, or journal that no process uses.
         env: environment of the rows, for a buffer with ``compact``. Default: the environment that
             the file records, made again with the same arguments if its class is one of gfn_rb.
         trust: whether to import and run code outside gfn_rb that the file names: classes of
@@ -56,18 +64,40 @@ def open_buffer(
     require_flag("trust", trust)
     if env is not None:
         require_kind("env", env, Environment)
-    file = ValueFile(_file_in(resolved(path)), secret)
+    found = _file_in(resolved(path))
+
+    def made(states: Any) -> ReplayBuffer:
+        described = [(state.get("description"), state["members"]) for state in states]
+        return buffer_of(described, env, trust)
+
+    if is_database(found):
+        return _of_journal(found, made, secret)
+    file = ValueFile(found, secret)
     if BUFFERS not in file.nodes:
         raise CheckpointMismatchError(f"{file.path} holds no buffer")
     file.verify()
     states = file.value(BUFFERS)
     try:
         with file.named_errors():
-            described = [(state.get("description"), state["members"]) for state in states]
-        rb = buffer_of(described, env, trust)
+            rb = made(states)
     except CheckpointError as error:
         raise type(error)(f"{file.path}: {error}") from error
     restore(rb, lambda device: file.value(BUFFERS, device), file.value(ROWS, None))
+    return rb
+
+
+def _of_journal(path: Path, made: Callable[[Any], ReplayBuffer], secret: Any) -> ReplayBuffer:
+    """Return the buffer of a journal, of which a copy is read."""
+    with TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        copy_unused(path, copy)
+        try:
+            with closing(Database(copy, secret)) as database:
+                rb = restored(database, lambda states: (rb := made(states), slot_states(rb)))
+        except CheckpointError as error:
+            raise type(error)(str(error).replace(str(copy), str(path))) from error
+    if rb is None:
+        raise CheckpointMismatchError(f"{path} holds no buffer: it has no transaction")
     return rb
 
 

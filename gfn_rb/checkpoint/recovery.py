@@ -60,7 +60,7 @@ def recover(
     try:
         with tempfile.TemporaryDirectory(dir=new.parent) as folder:
             copy, fresh = Path(folder, "copy"), Path(folder, "new")
-            _copy_unused(source, copy)
+            copy_unused(source, copy)
             try:
                 found = _rewrite(copy, fresh, secret)
             except GfnRbError as error:
@@ -81,7 +81,7 @@ def verify_journal(path: Path, secret: Secret | None = None) -> None:
         database.checked()
 
 
-def _copy_unused(source: Path, copy: Path) -> None:
+def copy_unused(source: Path, copy: Path) -> None:
     """Copy the files of a journal that no process has open."""
     mark = Path(f"{source}{MARK}")
     if mark.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,7 @@ from gfn_rb import (
     transition_buffer,
 )
 from gfn_rb.buffers import RateLimiter
-from gfn_rb.checkpoint import AtomicCheckpoint, Secret, save_state
+from gfn_rb.checkpoint import AtomicCheckpoint, Journal, Secret, save_state
 from gfn_rb.checkpoint.description import description_of
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import (
@@ -182,6 +183,33 @@ def test_a_rollout_is_not_recorded(tmp_path) -> None:
     rb.extend(objects([1]))
     save_checkpoint(tmp_path / "rb", rb)
     assert open_buffer(tmp_path / "rb").sample(1)["state"].tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("name", ["statistics", "groups kept", "diverse", "ragged", "in a list"])
+def test_journals(name, tmp_path) -> None:
+    options = {key: v() if key in ("sampler", "writer", "storage") else v
+               for key, v in OPTIONS[name].items()}  # fmt: skip
+    rb, path = reward_prioritized_buffer(8, generator=seeded(), **options), tmp_path / "journal"
+    journal = Journal(rb, path)
+    rb.extend(objects([4, 1, 9, 4, 3]))
+    rb.extend(objects([2, 7, 7, 5, 8]))
+    with pytest.raises(ArgumentError, match=r"a journal that no process uses, got .*/journal"):
+        open_buffer(path)
+    journal.close()
+    content = path.read_bytes()
+    opened = open_buffer(path, trust=name == "diverse")
+    assert path.read_bytes() == content
+    assert_equal(opened[:], rb[:])
+    opened.extend(objects([6, 11]))  # which no journal keeps
+    assert open_buffer(path, trust=name == "diverse")[:]["log_reward"].max() < 11
+
+
+def test_a_journal_of_code_that_is_not_trusted(tmp_path) -> None:
+    rb = diverse_buffer(4, features=state_of)
+    with closing(Journal(rb, tmp_path / "journal")):
+        rb.extend(objects([1]))
+    with pytest.raises(CheckpointError, match="test_opening:state_of, which is not of gfn_rb"):
+        open_buffer(tmp_path / "journal")
 
 
 # What a file names outside gfn_rb.

@@ -80,7 +80,7 @@ def inspect(path: Path, /, *, top: int | None = None, export: Path | None = None
     """Show the best objects, the options and the progress of a run or a checkpoint.
 
     Args:
-        path: Folder of a run, or a checkpoint file.
+        path: Folder of a run, a checkpoint, or a journal that no process uses.
         top: Number of objects to list, best first. Default: the five of the summary.
         export: Table to write of these objects, or else of all: a .csv or .parquet file.
     """

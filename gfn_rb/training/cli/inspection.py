@@ -33,7 +33,7 @@ def inspection(path: Path, top: int | None = None, export: Path | None = None) -
     """Yield what a run folder or a checkpoint holds.
 
     Args:
-        path: folder of a run, or a checkpoint.
+        path: folder of a run, a checkpoint, or a journal that no process uses.
         top: number of objects to list, best first; None lists the five of the summary.
         export: table to write of these objects, or of all: a .csv or .parquet file.
     """
@@ -67,10 +67,13 @@ def _checkpoint_lines(
     from gfn_rb.buffers.summary import summarize  # which loads TorchRL
     from gfn_rb.checkpoint import inspect_checkpoint, open_buffer
     from gfn_rb.checkpoint.api import outline
+    from gfn_rb.checkpoint.database import is_database
 
-    about = inspect_checkpoint(path, secret=run_secret())
+    about: dict[str, Any] = {"buffers": True}
+    if not is_database(path):
+        about = inspect_checkpoint(path, secret=run_secret())
+        options = options or outline(path, run_secret()).get("config") or {}
     if about["buffers"]:
-        config = options or outline(path, run_secret()).get("config")
         try:
             rb = open_buffer(path, secret=run_secret())
         except (CheckpointCorruptError, SecretError):
@@ -78,7 +81,7 @@ def _checkpoint_lines(
         except CheckpointError as error:  # such as for want of code that nobody trusts
             yield f"the buffer is not opened: {printable(error)}"
         else:
-            env = _environment(config if isinstance(config, dict) else {})
+            env = _environment(options if isinstance(options, dict) else {})
             yield from map(printable, str(summarize(rb, env)).splitlines())
             yield ""
             if top is not None or export is not None:
@@ -87,6 +90,8 @@ def _checkpoint_lines(
                     yield from _listed(table)
                 if export is not None:
                     _write(export, table)
+    if is_database(path):
+        return
     size = f"{about['nbytes'] / 1e6:,.1f} MB, {about['n_tensors']:,} tensors"
     values = ", ".join(map(str, about["values"]))
     yield from described(str(path), {"size": size, "values": values})
