@@ -24,8 +24,6 @@ from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Int64, Shaped
 from gfn_rb.storages import open_shared, require_rows
 
-_KEPT_APART = 256  # announcements that are not joined yet
-
 # What identifies a content: the storage's revision, then of each tensor watched its version and its
 # address, for it may be replaced by another. Of a list of rows there is but the revision.
 Version = tuple[int, ...]
@@ -208,33 +206,30 @@ class _Mirror:
     def __init__(self, key: NestedKey) -> None:
         self.key = key
         self._values = torch.empty(0)
-        self._revision = -1  # of the storage, when it was last in step but for what is stale
-        self._stale: list[Tensor] = []
+        self._revision = -1  # of the storage, when it was last in step but for the changes
+        self._changes = RowChanges()
 
     def announce(self, storage: Storage, index: Int64[Tensor, "*n"]) -> None:
-        rows = index.reshape(-1)
-        rows, revision = rows[rows >= 0], compat.mutation_revision(storage)
+        rows, revision = index[index >= 0], compat.mutation_revision(storage)
         if rows.shape[0] and revision == self._revision + rows.shape[0]:
             self._revision = revision
-            self._stale.append(rows)
-        if len(self._stale) > _KEPT_APART:
-            self._stale = [torch.cat(self._stale).unique()]
+            self._changes.note(rows, len(storage))
 
     def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
-        revision, stored = compat.mutation_revision(storage), len(storage)
-        if revision != self._revision:
+        revision, stored, known = compat.mutation_revision(storage), len(storage), self._values
+        rows = self._changes.take()
+        new = None
+        if rows is not None and revision == self._revision:
+            rows = rows.unique()
+            new = self._read(storage, rows.tolist())
+        if new is None or (len(new) and new.dtype != known.dtype):
             self._values = self._read(storage, range(stored))
-        elif self._stale:
-            rows = torch.cat(self._stale).unique()
-            new, known = self._read(storage, rows.tolist()), self._values
-            if new.dtype != known.dtype:
-                new, rows = self._read(storage, range(stored)), torch.arange(stored)
-                known = new[:0]
+        elif len(new):
             if stored > len(known):
                 self._values = known.new_empty(2 * stored)
                 self._values[: len(known)] = known
             self._values[rows] = new
-        self._revision, self._stale = revision, []
+        self._revision = revision
         return self._values[:stored]
 
     def write(self, storage: Storage, index: Tensor, value: Tensor) -> None:

@@ -310,18 +310,24 @@ def _distinct(  # type: ignore[no-untyped-def]
     that were found again are taken out of the tree, so that they cost no further trials. A drawn
     row has the negative of its mass until the batch is complete, one that was taken out has zero.
     """
-    row, kept, score = np.empty(n, np.int64), np.empty(n), np.zeros(n)
-    log_prob = np.empty(n, np.float32)
-    found, out = np.empty(n, np.int64), np.empty(n, np.int64)
-    n_drawn, n_out, n_tried, now = 0, 0, 0, 0.0
-    mass_without = mass[without]
-    mass[without] = 0.0
-    _add_up(without, log_weight, mass, lowest, start)
-    while n_drawn < n and mass[-1] >= _FINE:
+    row, score, log_prob = np.empty(n, np.int64), np.zeros(n), np.empty(n, np.float32)
+    n_without = len(without)
+    # Rows that are taken out, at first those to leave out, and the masses to restore.
+    out, kept_out = np.empty(n + n_without, np.int64), np.empty(n_without)
+    for i in range(n_without):
+        out[i], kept_out[i] = without[i], mass[without[i]]
+        mass[without[i]] = 0.0
+    kept, found = np.empty(n), np.empty(n, np.int64)
+    n_drawn, n_out, n_added, n_tried, now = 0, n_without, 0, 0, 0.0
+    while n_drawn < n:
+        _add_up(out[n_added:n_out], log_weight, mass, lowest, start)
+        n_added, total = n_out, mass[-1]
+        if total < _FINE:
+            break
         # Trials one by one would need at most one for each row to draw or to take out. Those that
         # can be spared make rounds longer.
-        spare = len(uniform) - n_tried - (2 * n - n_drawn - n_out)
-        n_trials, total, first_out = max(1, min(n - n_drawn, spare)), mass[-1], n_out
+        spare = len(uniform) - n_tried - (2 * n - n_drawn - n_out + n_without)
+        n_trials = max(1, min(n - n_drawn, spare))
         _find(uniform[n_tried : n_tried + n_trials], found, mass, start)
         for trial in range(n_trials):
             i = found[trial]
@@ -339,11 +345,10 @@ def _distinct(  # type: ignore[no-untyped-def]
                 out[n_out] = i
                 n_out += 1
         n_tried += n_trials
-        _add_up(out[first_out:n_out], log_weight, mass, lowest, start)
     for i in range(n_drawn):
         mass[row[i]] = kept[i]
-    mass[without] = mass_without
-    _add_up(without, log_weight, mass, lowest, start)
+    for i in range(n_without):
+        mass[without[i]] = kept_out[i]
     _add_up(out[:n_out], log_weight, mass, lowest, start)
     return row[:n_drawn], score[:n_drawn], log_prob[:n_drawn]
 

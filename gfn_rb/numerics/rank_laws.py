@@ -128,7 +128,13 @@ def _harmonic(uniform, head, n, offset, total):  # type: ignore[no-untyped-def]
     small = 1 / (24 * origin)
     for i in range(len(uniform)):
         mass = uniform[i] * total
-        first = np.searchsorted(head, mass, "right")
+        first, end = 0, len(head)
+        while first < end:
+            middle = (first + end) // 2
+            if head[middle] > mass:
+                end = middle
+            else:
+                first = middle + 1
         if first == len(head) and n > first:
             more = math.expm1(mass - head[-1])
             beyond = more * (origin + small) + small * more / (more + 1)
