@@ -134,7 +134,7 @@ def _verdict(content: Content) -> dict[str, str]:
         found["modes in the buffer"] = content.modes
     if summary.effective_rows is not None:
         share = summary.effective_rows / n
-        found["effective rows drawn"] = f"{summary.effective_rows:,.0f} ({share:.1%})"
+        found["effective rows drawn"] = f"{summary.effective_rows:,.1f} ({share:.1%})"
     if summary.top_share is not None:
         found[f"draws of the best {N_TOP} rows"] = f"{summary.top_share:.1%}"
     if summary.mean_draw_age is not None:

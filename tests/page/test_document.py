@@ -53,7 +53,7 @@ def test_a_page_begins_with_the_verdict(tmp_path) -> None:
     start = text.index("A grid &amp; more best object (")
     told = text[start : text.index("Buffer Map")]
     assert f"log R = {best:.3f} nats rows 64 modes in the buffer {modes} of {modes}" in told
-    assert f"effective rows drawn {1 / p.square().sum():.0f} (" in told
+    assert f"effective rows drawn {1 / p.square().sum():.1f} (" in told
     assert "draws of the best 100 rows 100.0%" in told
     age = 63 - torch.arange(64)
     order = rb.storage.get(range(64))["policy_version"]
@@ -126,7 +126,7 @@ def test_a_page_of_rows_that_are_no_whole_objects_shows_their_draws(tmp_path) ->
     visited = {"state": torch.rand(5, 3), "is_terminating": torch.zeros(5, dtype=torch.bool)}
     rb.extend(TensorDict({**visited, "log_reward": torch.full((5,), -torch.inf)}, [5]))
     text = text_of(gfn_rb.view(rb, tmp_path / "page.html"))
-    assert "rows 5 effective rows drawn 5 (100.0%)" in text
+    assert "rows 5 effective rows drawn 5.0 (100.0%)" in text
     assert "Concentration of draws" in text
 
 
