@@ -119,7 +119,7 @@ def view(
         },
     )  # fmt: skip
     with published(path := Path(path)) as stream:
-        stream.write(html.encode())
+        stream.write(html.encode(errors="replace"))
     return path
 
 

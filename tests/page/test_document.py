@@ -71,6 +71,12 @@ def test_curves_of_several_runs_stand_before_the_rows_of_the_first(tmp_path) -> 
     assert "Lines are means over runs, bands their range." in text
 
 
+def test_text_that_is_no_unicode_makes_a_page(tmp_path) -> None:
+    words = ["\ud800" for _ in range(64)]
+    path = gfn_rb.view(grid_buffer(), tmp_path / "page.html", describe=lambda state: words)
+    assert "best object ?, log R" in text_of(path)
+
+
 def test_curves_alone_make_a_page(tmp_path) -> None:
     text = text_of(gfn_rb.view({}, tmp_path / "page.html", curves=CURVES))
     assert "Modes found" in text
