@@ -35,10 +35,20 @@ class DrawsAhead(ReplayBuffer):
     Classes that draw rows inherit from it after the TorchRL class that it amends.
     """
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw a batch. A batch of another size than the buffer's is never drawn ahead."""
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, **options: Any
+    ) -> Any:
+        """Draw a batch. A batch of another size than the buffer's is never drawn ahead.
+
+        Args:
+            batch_size: number of rows. Default: the batch size of the buffer.
+            return_info: whether to return what the sampler says of the draw, too.
+            **options: ``wait``, ``timeout`` and ``cancel_event`` of the TorchRL after 0.14.1.
+        """
         if not self._prefetch or batch_size in (None, self._batch_size):
-            return super().sample(batch_size, return_info)
+            return super().sample(batch_size, return_info, **options)
+        if options.pop("wait", False) and not self.wait_until_sampleable(batch_size, **options):
+            raise TimeoutError(f"cannot draw {batch_size} rows within {options.get('timeout')} s")
         rows, info = self._sample(batch_size)
         return (rows, info) if return_info else rows
 
