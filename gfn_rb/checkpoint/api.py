@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -299,9 +300,20 @@ def resolved(path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
         raise ArgumentError(f"path must be a path to a file, got {kind_of(path)}")
     try:
-        return Path(os.fsdecode(name)).resolve()
+        _check_link(given := Path(os.fsdecode(name)))
+        return given.resolve()
     except (OSError, RuntimeError) as error:  # the latter of links, up to Python 3.12
         raise CheckpointError(f"path {path} leads nowhere: {one_line(error)}") from None
+
+
+def _check_link(path: Path) -> None:
+    """Raise for a link that others made in a folder that everybody may write to, such as /tmp."""
+    if not path.is_symlink():
+        return
+    folder, owner = os.stat(path.parent), path.lstat().st_uid
+    is_open = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
+    if is_open and owner not in (os.geteuid(), folder.st_uid):
+        raise CheckpointError(f"path {path} is a link of user {owner} in a folder of everybody")
 
 
 def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str, Any]:

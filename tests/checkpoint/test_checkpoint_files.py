@@ -16,7 +16,9 @@ from checkpoint.checkpoint_runs import buffer, used
 from factories import in_fresh_process
 from torchrl.data import LazyMemmapStorage
 
+from gfn_rb import fifo_buffer
 from gfn_rb.checkpoint import (
+    Journal,
     api,
     atomic,
     inspect_checkpoint,
@@ -294,3 +296,24 @@ def test_tensors_are_not_looked_at(tmp_path):
     content[-100] ^= 1
     path.write_bytes(content)
     assert inspect_checkpoint(path) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a link of another user")
+def test_a_strangers_link_in_a_folder_of_everybody_is_not_followed(tmp_path):
+    shared, target = tmp_path / "shared", tmp_path / "precious"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    target.write_text("kept")
+    (link := shared / "run.ckpt").symlink_to(target)
+    os.lchown(link, 65534, 65534)
+    for use in (
+        lambda: save_state(link, {"step": 1}),
+        lambda: load_state(link),
+        lambda: Journal(fifo_buffer(3), link),
+    ):
+        with pytest.raises(CheckpointError, match="is a link of user 65534"):
+            use()
+    assert target.read_text() == "kept"
+    os.lchown(link, 0, 0)
+    save_state(link, {"step": 1})
+    assert load_state(target) == {"step": 1}
