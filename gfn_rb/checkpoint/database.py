@@ -32,13 +32,14 @@ from xxhash import xxh3_64_digest
 
 from gfn_rb.checkpoint.atomic import kind_of, sync_folder, try_lock, unlock
 from gfn_rb.codec.layout import MAGIC
-from gfn_rb.codec.primitives import SUM_NBYTES, from_text, to_text
+from gfn_rb.codec.primitives import SUM_NBYTES, from_text, one_line, to_text
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
+    GfnRbError,
     SecretError,
 )
 
@@ -48,6 +49,7 @@ COUNTS = "counts"
 # In the header of the database, for files without a secret and with one.
 _WITHOUT, _WITH = (int.from_bytes(word, "big") for word in (b"gfnr", b"GFNR"))
 _SQLITE = b"SQLite format 3\0"
+_NEW = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
 _MARK = struct.Struct("<Q16s8s")
 _RENEWED = "expected the files PATH, PATH-wal and PATH-mark together; gfn-rb recover saves the rest"
 
@@ -106,7 +108,7 @@ class Database:
         _opened.add(self)
 
     def _locked_mark(self) -> BinaryIO:
-        descriptor = os.open(f"{self.path}-mark", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        descriptor = os.open(f"{self.path}-mark", _NEW, 0o666)
         mark = open(descriptor, "r+b", buffering=0)  # noqa: SIM115
         if not try_lock(mark):
             mark.close()
@@ -145,12 +147,17 @@ class Database:
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")
                 connection.execute("PRAGMA journal_mode=WAL")
                 (kind,) = connection.execute("PRAGMA application_id").fetchone()
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
                 (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             if tables and kind not in (_WITHOUT, _WITH):
                 self.refuse("it is the database of another application")
             if tables and kind != self._application:
                 word = "with" if kind == _WITH else "without"
                 raise SecretError(f"the journal {self.path} was made {word} a secret")
+            if tables and version != FORMAT:
+                raise CheckpointMismatchError(
+                    f"the journal {self.path} is of format {version}, expected {FORMAT}"
+                )
             status = os.stat(self.path)
             self._identity = status.st_dev, status.st_ino
         except BaseException:
@@ -164,33 +171,35 @@ class Database:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except GfnRbError:
+            raise
+        except Exception as error:  # of SQLite, or of what a damaged page holds
             if "locked" in str(error):
                 raise ArgumentError(
                     f"journal must belong to one process, got {self.path}: {error}"
                 ) from error
-            self.refuse(str(error))
+            self.refuse(one_line(error))
 
     def values(self) -> Values | None:
         """Return the checked values by name, None if nothing was ever synced."""
         with self._reading():
-            held: list[tuple[Any, Any]] = []
+            held: list[tuple[str, bytes]] = []
             if self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 held = self._connection.execute("SELECT name, value FROM state").fetchall()
-        mark = os.pread(self._mark.fileno(), _MARK.size, 0)
-        if not held and not mark.strip(b"\0"):
-            return None
-        values = {}
-        for name, value in held:
-            content = bytes(value)[SUM_NBYTES:]
-            if not compare_digest(self._sealed(str(name), content), bytes(value)):
-                self._refuse_sum(f"its value {name!r:.80}")
-            values[name] = content
-        if COUNTS not in values:
-            self.refuse(f"it has no transaction, and a mark of one; {_RENEWED}")
-        counts = from_text(values[COUNTS])
-        self.name, self.number = counts["journal"], counts["number"]
-        return values
+            mark = os.pread(self._mark.fileno(), _MARK.size, 0)
+            if not held and not mark.strip(b"\0"):
+                return None
+            values = {}
+            for name, value in held:
+                content = value[SUM_NBYTES:]
+                if not compare_digest(self._sealed(name, content), value):
+                    self._refuse_sum(f"its value {name!r:.80}")
+                values[name] = content
+            if COUNTS not in values:
+                self.refuse(f"it has no transaction, and a mark of one; {_RENEWED}")
+            counts = from_text(values[COUNTS])
+            self.name, self.number = counts["journal"], counts["number"]
+            return values
 
     def check_mark(self) -> None:
         """Raise unless the database has all transactions that were synced."""
@@ -208,11 +217,11 @@ class Database:
         """Return all slots in order and their contents, which are checked together."""
         with self._reading():
             held = self._connection.execute("SELECT slot, row FROM row ORDER BY slot").fetchall()
-        slots, blobs = [slot for slot, _ in held], [blob for _, blob in held]
-        contents = [blob[SUM_NBYTES:] for blob in blobs]
-        if b"".join(self.sums(slots, contents)) != b"".join(b[:SUM_NBYTES] for b in blobs):
-            self._refuse_sum("a row")
-        return slots, contents
+            slots, blobs = [slot for slot, _ in held], [blob for _, blob in held]
+            contents = [blob[SUM_NBYTES:] for blob in blobs]
+            if b"".join(self.sums(slots, contents)) != b"".join(b[:SUM_NBYTES] for b in blobs):
+                self._refuse_sum("a row")
+            return slots, contents
 
     def checked(self) -> tuple[Values, list[int], list[bytes]] | None:
         """Return values, slots and contents of one transaction, None if nothing was ever synced."""
@@ -225,7 +234,7 @@ class Database:
 
     def sound_row(self, slot: int) -> bytes | None:
         """Return the content of a row, None if it is missing or damaged."""
-        with suppress(sqlite3.Error):
+        with suppress(CheckpointCorruptError), self._reading():
             found = self._connection.execute("SELECT row FROM row WHERE slot=?", (slot,)).fetchone()
             if found and self.sums([slot], [found[0][SUM_NBYTES:]])[0] == found[0][:SUM_NBYTES]:
                 return bytes(found[0][SUM_NBYTES:])
@@ -269,6 +278,7 @@ class Database:
             with self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={self._application}")
+                connection.execute(f"PRAGMA user_version={FORMAT}")
                 connection.execute("CREATE TABLE IF NOT EXISTS row (slot INTEGER PRIMARY KEY, row)")
                 connection.execute("CREATE TABLE IF NOT EXISTS state (name PRIMARY KEY, value)")
             sync_folder(self.path.parent)

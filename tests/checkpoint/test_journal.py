@@ -509,6 +509,32 @@ def test_absurd_numbers_are_refused_quickly(path, values):
     assert time.monotonic() - begun < 5
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE row SET row = NULL",
+        "UPDATE row SET row = 7 WHERE slot = 2",
+        "UPDATE row SET slot = -1 WHERE slot = 2",
+        "UPDATE row SET slot = 900 WHERE slot = 2",
+        "DELETE FROM row WHERE slot = 2",
+        "UPDATE state SET name = 5 WHERE name = 'counts'",
+        "UPDATE state SET value = 'text'",
+        "DELETE FROM state WHERE name = 'base'",
+        "DROP TABLE row",
+        "PRAGMA user_version=6",
+    ],
+)
+def test_changed_tables_are_refused(path, change):
+    rb = MAKES["best"](journal=path, sync="always")
+    rb.extend(items(5, 1))
+    rb.journal.close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(change)
+        other.commit()
+    with pytest.raises(CheckpointError, match=r"\A[^\n]*\Z"):
+        MAKES["best"](journal=path)
+
+
 def test_journals_of_other_buffers_are_refused(path):
     rb = MAKES["unique"](journal=path, sync="never")
     rb.extend(items(9, 1))
