@@ -198,6 +198,9 @@ def _manage(
             manager.run()
         with run.noted(unwritten):
             write_json(folder.manager, manager.metadata())
+        with run.noted(unwritten):
+            assert manager.buffer is not None  # which make_manager gave it
+            manager.buffer.journal.close()
         if stop.received is None:
             coordinator.unwritten[transport.rank] = unwritten
             coordinator.gather()
