@@ -2,8 +2,9 @@
 
 A block fenced as ``python`` runs in a fresh namespace, one fenced as ``python title="continued"``
 in that of the block before it. A block fenced as ``text`` that directly follows is its whole
-output, in a notebook but for its numbers. One line ``--8<-- "FILE"`` stands for a file, as MkDocs reads it. The lines of a ``bash``
-block are parsed (tests/test_commands.py). What cannot run here says so in a title that readers see.
+output, in a notebook but for its numbers. One line ``--8<-- "FILE"`` stands for a file, as MkDocs
+reads it. The lines of a ``bash`` block are parsed (tests/test_commands.py). What cannot run here
+says so in a title that readers see.
 """
 
 import contextlib
