@@ -9,7 +9,7 @@ rows as they move any others. A page belongs to a row as long as a slot in use n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,9 +19,12 @@ import torch.nn.functional as F
 from tensordict import (
     LazyStackedTensorDict,
     NestedKey,
+    NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictBase,
     is_leaf_nontensor,
+    is_non_tensor,
     lazy_stack,
     unravel_key,
 )
@@ -193,6 +196,8 @@ class RaggedStorage(EncodedStorage):
         max_size: number of rows.
         ragged: entries that differ in length. The value is the highest length, or the name of
             another entry of this dict that has the same length in each row.
+        text: entries among ``ragged`` that are strings, stored as UTF-8; their highest length is
+            one of bytes. Rows have strings; writers see the bytes.
         layout: how rows are returned. ``"padded"``: tensors [n, T, \\*E], zeros behind the end of
             each row, and a mask ``tokens_mask`` [n, T]; T is the highest length in the batch, and
             on a device the highest length stored so far, so that a draw does not wait for the
@@ -214,6 +219,7 @@ class RaggedStorage(EncodedStorage):
         max_size: int,
         ragged: Mapping[NestedKey, int | NestedKey],
         *,
+        text: Sequence[NestedKey] = (),
         layout: Layout = "padded",
         page_size: int | None = None,
         device: torch.device | str = "cpu",
@@ -223,6 +229,10 @@ class RaggedStorage(EncodedStorage):
         self.layout = layout
         self.page_size = None if page_size is None else as_count("page_size", page_size)
         self._limit, self._groups = _groups(ragged)
+        require_kind("text", text, list, lambda value: isinstance(value, tuple))
+        self.text = {unravel_key(name) for name in text}
+        if not self.text <= {*self.ragged}:
+            raise ArgumentError(f"text must name entries of ragged, got {list(text)}")
         self._pools: dict[NestedKey, PagePool] = {}
         self._highest = dict.fromkeys(self._groups, 0)  # length that was ever stored
         super().__init__(as_count("max_size", max_size), device=device)
@@ -259,6 +269,8 @@ class RaggedStorage(EncodedStorage):
                 or entries of one length differ in length.
         """
         columns, rows = _columns(data), {}
+        for name in self.text & columns.keys():
+            columns[name] = _utf8(name, columns[name], len(data))
         for key, group in self._groups.items():
             came, length = {}, None
             for name in group:
@@ -408,17 +420,19 @@ class RaggedStorage(EncodedStorage):
         """Return rows in the layout of the storage; of a single slot, entries of its length."""
         return self._laid_out(super().get(index), self.layout)
 
-    def padded_rows(self, index: Any) -> TensorDictBase:
-        """Return rows in the layout ``"padded"``."""
-        return self._laid_out(super().get(index), "padded")
+    def padded_rows(self, index: Any, as_text: bool = False) -> TensorDictBase:
+        """Return rows in the layout ``"padded"``, text in bytes unless asked for as text."""
+        return self._laid_out(super().get(index), "padded", as_text)
 
     def blocks(self) -> Iterator[TensorDictBase]:
         """Yield all rows in use in the layout ``"padded"``, some at a time."""
         for start in range(0, len(self), _BLOCK):
             yield self.padded_rows(slice(start, min(start + _BLOCK, len(self))))
 
-    def _laid_out(self, columns: TensorDictBase, layout: Layout) -> TensorDictBase:
-        lengths = {}
+    def _laid_out(
+        self, columns: TensorDictBase, layout: Layout, as_text: bool = True
+    ) -> TensorDictBase:
+        lengths, text = {}, self.text if as_text else set()
         if columns is all_slots(self):  # which all rows of a full storage are
             columns = columns.copy()
         for key, group in self._groups.items():
@@ -429,12 +443,13 @@ class RaggedStorage(EncodedStorage):
                 width = int(length.max()) if length.numel() else 0
             pool = self._pools[key]
             for name in group:
-                columns.set(name, pool.read(name, table, width))
-            if layout == "padded":
+                value = pool.read(name, table, width)
+                columns.set(name, _decoded(value, length) if name in text else value)
+            if layout == "padded" and not text >= {*group}:
                 columns.set(mask_key(key), _mask(length, width))
             elif layout == "jagged" and length.ndim:
                 place, offsets = _places(length, width)
-                for name in group:
+                for name in (each for each in group if each not in text):
                     flat = columns.get(name).flatten(0, 1).index_select(0, place)
                     columns.set(name, torch.nested.nested_tensor_from_jagged(flat, offsets))
         if layout == "lazy" and columns.ndim and len(columns):
@@ -448,7 +463,7 @@ class RaggedStorage(EncodedStorage):
         rows = list(columns.clone(False).unbind(0))
         for key, group in self._groups.items():
             for row, length in zip(rows, lengths[key].tolist(), strict=True):
-                for name in group:
+                for name in (each for each in group if each not in self.text):
                     row.set(name, row.get(name)[:length])
         return lazy_stack(rows)
 
@@ -619,10 +634,36 @@ def _stacked(name: NestedKey, column: Any) -> Tensor:
         column = torch.stack(column)
     if not isinstance(column, Tensor) or column.is_nested:
         raise ShapeError(
-            f"key {name!r} must hold tensors of one shape, or be named in ragged, got "
-            f"{kind_of(column)}"
+            f"key {name!r} must hold tensors of one shape, or be named in ragged, and in text if "
+            f"it holds strings, got {kind_of(column)}"
         )
     return column
+
+
+def _utf8(name: NestedKey, column: Any, n: int) -> Any:
+    """Return the bytes of strings, one tensor for each; what is in bytes already as it is."""
+    if isinstance(column, Tensor) or (isinstance(column, list) and isinstance(column[0], Tensor)):
+        return column
+    texts = [each.data if is_non_tensor(each) else each for each in _listed_texts(column, n)]
+    if not all(isinstance(each, str) for each in texts):
+        raise ShapeError(f"key {name!r} must hold strings, got {shown(texts)}")
+    return [torch.tensor([*each.encode()], dtype=torch.uint8) for each in texts]
+
+
+def _listed_texts(column: Any, n: int) -> list[Any]:
+    """Return one entry per row; rows of one text may share it."""
+    if isinstance(column, list):
+        return column
+    listed = column.tolist() if column.ndim else [column.data] * n
+    return listed if isinstance(listed, list) else [listed] * n
+
+
+def _decoded(value: Tensor, length: Int[Tensor, "*n"]) -> Any:
+    """Return the text of padded bytes."""
+    if not length.ndim:
+        return NonTensorData(bytes(value[: int(length)].tolist()).decode())
+    rows = zip(value.cpu().numpy(), length.tolist(), strict=True)
+    return NonTensorStack.from_list([row[:end].tobytes().decode() for row, end in rows])
 
 
 def _as_padded(

@@ -336,7 +336,7 @@ def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     if isinstance(storage, ListStorage):
         rows = lazy_stack([storage.get(i) for i in index.tolist()])
     elif isinstance(storage, EncodedStorage):
-        rows = storage.padded_rows(index)
+        rows = storage.padded_rows(index, as_text=True)
     else:
         rows = storage.get(index)
     compact = compact_rows_of(rb)

@@ -107,7 +107,7 @@ def test_best_rows_are_whole_and_in_order(preset, compact, walks) -> None:
 
 
 def test_best_rows_of_a_merged_buffer() -> None:
-    a, b, c = (terminating_state_buffer(4) for _ in range(3))
+    a, b, c = (fifo_buffer(4) for _ in range(3))
     a.extend(objects([3, 1, 7]))
     b.extend(objects([2, 9]))
     best = MergedReplayBuffer(a, b, c).best(4)
