@@ -114,8 +114,8 @@ class KeyColumn:
         expected: Version = (revision + (rows.shape[0] if listed else 1),)
         for version, address in zip(tensor[::2], tensor[1::2], strict=True):
             expected += version + 1, address
+        self._changes.note(rows, len(storage))  # first: an interrupt must not lose them
         self._seen = now if now == expected else None
-        self._changes.note(rows, len(storage))
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
         """Return the rows that changed since the last call, or None for "perhaps all"."""

@@ -186,6 +186,13 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     def follow(self, storage: Storage) -> Distribution:
         """Bring the distribution up to date with the storage, and return it."""
+        try:
+            return self._follow(storage)
+        except BaseException:  # nobody knows which changes it has taken over
+            self._column.forget()
+            raise
+
+    def _follow(self, storage: Storage) -> Distribution:
         if self._distribution is None:
             self._column.forget()
         rows, distribution = self._column.changed(storage), self._distribution
@@ -205,7 +212,6 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             values = values.index_select(0, rows)
             is_sound = distribution.update(rows, self._log_weight(values))
         if not is_sound:
-            self._column.forget()
             self._refuse(values)
         return distribution
 

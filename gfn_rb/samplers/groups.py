@@ -228,8 +228,7 @@ class GroupSampler(KeySampler):
             raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
         return some
 
-    def follow(self, storage: Storage) -> Weights:
-        """Bring the weights of groups up to date with the storage, and return them."""
+    def _follow(self, storage: Storage) -> Weights:
         groups, stored = self._groups, len(storage)
         rows = None if groups is None else self._column.changed(storage)
         if groups is None or rows is None or not groups.length <= stored <= groups.capacity:

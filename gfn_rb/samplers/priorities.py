@@ -92,8 +92,8 @@ class HeldPriorities:
     def announce(self, storage: Storage, index: Int64[Tensor, "*m"]) -> None:
         """Give rows that were just written the largest priority."""
         priority, index = self._of(storage), index.reshape(-1)
-        priority[index.to(priority.device)] = self.default
         self._changes.note(index[index >= 0] if priority.is_cpu else index, len(storage))
+        priority[index.to(priority.device)] = self.default
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], priority: Float[Tensor, "m"]
@@ -104,10 +104,10 @@ class HeldPriorities:
         held = self._of(storage)
         if journal := journal_of(storage):
             journal.record(index)
+        self._changes.note(index, len(storage))
         held[index.to(held.device, non_blocking=True)] = priority.to(held, non_blocking=True)
         if priority.shape[0]:
             self.default = max(self.default, float(priority.max()))
-        self._changes.note(index, len(storage))
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
         """Return the rows that changed since the last call, or None for "perhaps all"."""
