@@ -185,7 +185,7 @@ class Journal:
         self._database.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_known"):
+        if hasattr(self, "_revision"):
             try:
                 self.close()
             except GfnRbError as error:
@@ -212,11 +212,9 @@ class Journal:
                 self._give_up()
                 raise
             finally:
-                self._known, self._revision = (
-                    self._counters(),
-                    compat.mutation_revision(self._rb.storage),
-                )
-                self._is_paused = False
+                self._is_paused = False  # first: an interrupt must not leave it set
+                self._known = self._counters()
+                self._revision = compat.mutation_revision(self._rb.storage)
 
     # What the storage's writers tell. Each block of the buffer is under its lock.
 

@@ -161,6 +161,22 @@ def test_a_system_call_that_fails_loses_nothing(name, call, tmp_path, monkeypatc
             break
 
 
+def test_an_interrupt_after_a_replay_loses_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "rb.journal"
+    rb = make(path)
+    rb.extend(items(8, 1))
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), rb.journal.replaying():
+        monkeypatch.setattr(rb.journal, "_counters", interrupt)
+    monkeypatch.undo()
+    rb.extend(items(3, 3))
+    assert_nothing_is_lost(rb, path)
+    rb.journal.close()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("name", ["extend", "save", "empty", "sync", "close"])
 def test_a_forked_child_leaves_the_journal_alone(name, tmp_path):
