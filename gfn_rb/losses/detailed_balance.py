@@ -112,7 +112,8 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
         log_pf, log_pb = self._log_probs(transitions)
         flow, next_flow = self._flows(transitions, exits)
-        residual = flow + log_pf - (log_reward + next_flow) - log_pb
+        # In this order a constant in log R and all flows leaves the residual as it is.
+        residual = (flow - (log_reward + next_flow)) + (log_pf - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
         require_finite(residual, {**terms, "log F": flow + next_flow})
         return residual
@@ -218,8 +219,9 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         log_pf = log_p[every, moves.action]
         log_pb = transition_log_probs(self.backward_policy, self.env, moves)
         log_reward = self._floored(self.env.log_reward(state, condition))
-        flow, next_flow = (log_reward - log_exit).tensor_split(2)
-        residual = flow + log_pf - next_flow - log_pb
+        here, there = log_reward.tensor_split(2)
+        exit_here, exit_there = log_exit.tensor_split(2)
+        residual = (here - there) + (exit_there - exit_here) + (log_pf - log_pb)
         terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
         require_finite(residual, {"log_reward": log_reward, **terms})
         return residual.where(is_move, 0)

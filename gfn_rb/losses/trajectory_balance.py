@@ -92,7 +92,8 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         log_reward = self._floored(trajectories.log_reward)
         log_pf, log_pb = self._log_probs(trajectories)
         log_pf, log_pb = log_pf.sum(1), log_pb.sum(1)
-        residual = log_z + (log_pf - log_reward - log_pb)
+        # In this order a constant in log R and log Z leaves the residual as it is.
+        residual = (log_z - log_reward) + (log_pf - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
         require_finite(residual, terms)
         return residual

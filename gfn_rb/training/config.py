@@ -211,6 +211,13 @@ class TrainConfig(options.GeneralOptions):
             return float(start + part * (end - start))
         return float(start * (end / start) ** part)
 
+    def is_measured(self, step: int) -> bool:
+        """Return whether metrics are recorded after a step."""
+        every = self.eval_every
+        while step > 8 * every:
+            every *= 2
+        return step % every == 0
+
     def with_steps(self, steps: int) -> TrainConfig:
         """Return the configuration with another number of steps and the same annealing schedule."""
         if any(end is not None for end in (self.epsilon_end, self.temperature_end, self.lr_end)):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR, LRScheduler
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories
@@ -22,6 +25,7 @@ from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
 
 LOG_Z = "log_z.value"  # the parameter, in a loss that has one
+DECAY = 0.995  # of averaged weights, per training step
 
 
 def _make_network(
@@ -116,6 +120,38 @@ def take_step(
     if max_norm is not None:
         nn.utils.clip_grad_norm_(loss.parameters(), max_norm)
     optimizer.step()
+
+
+class WeightAverage:
+    """Exponential moving average of the weights of a loss (Polyak averaging).
+
+    Update n gives the average so far the weight n / (n + 9), at most 0.995: the first weights are
+    soon forgotten, and later ones are averaged over about 200 updates.
+
+    Attributes:
+        loss: the loss with averaged weights, which shares the environment.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self.loss: Loss = deepcopy(loss, {id(loss.env): loss.env}).requires_grad_(False)
+        self._n = 0
+
+    def update(self, loss: Loss) -> None:
+        """Add the weights of a loss to the average."""
+        average = get_ema_multi_avg_fn(min(DECAY, self._n / (self._n + 9)))
+        average([*self.loss.parameters()], [*loss.parameters()], self._n)
+        for mean, value in zip(self.loss.buffers(), loss.buffers(), strict=True):
+            mean.copy_(value)
+        self._n += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the averaged weights, and how many updates they had."""
+        return {"weights": self.loss.state_dict(), "n": self._n}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.loss.load_state_dict(state_dict["weights"])
+        self._n = state_dict["n"]
 
 
 def convert(rows: Container, wanted: type[Container]) -> Container:

@@ -275,9 +275,10 @@ class GeneralOptions:
     """Run folder to create. Default: the next free runs/ENV-seedS-NNN."""
     checkpoint_every: rules.PositiveInt = 200
     """Steps between checkpoints."""
-    eval_every: rules.PositiveInt = 25
-    """Steps between rows of metrics.csv. Rows contain exact distances to the target if the
-    environment has at most 200,000 states."""
+    eval_every: rules.PositiveInt = 50
+    """Steps between the first 8 rows of metrics.csv. The interval then doubles each time the number
+    of steps does. Rows contain exact distances to the target if the environment has at most 200,000
+    states."""
     logger: Literal["none", "csv", "tensorboard", "wandb"] = "none"
     """TorchRL logger that also receives the rows of metrics.csv."""
     device: rules.Device = "cpu"
@@ -321,8 +322,9 @@ class GeneralOptions:
     lr_end: rules.Share | None = None
     """Final value of both learning rates, as a share of the initial values. They fall linearly.
     Default: no annealing."""
-    log_z: rules.FiniteFloat | None = 0.0
-    """Initial log Z, in nats, of tb, subtb and db. None is what fits the first fresh batch."""
+    log_z: rules.FiniteFloat | None = None
+    """Initial log Z, in nats, of tb, subtb and db. Default: the value that fits the first fresh
+    batch, which moves with a constant added to log R, so that the constant changes nothing else."""
 
     replay_ratio: rules.NonNegativeFloat = 2.0
     """Replayed items per fresh one; 0 turns replay off. Items fed by a manager count as fresh."""

@@ -102,6 +102,7 @@ class Trainer:
         self.loss = objectives.make_loss(config, self.env, initial)
         self.optimizer = objectives.make_optimizer(config, self.loss)
         self.schedule = objectives.make_schedule(config, self.optimizer)
+        self.average = objectives.WeightAverage(self.loss)
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         self.backward = Sampler(objectives.backward_policy(self.loss))
         self.source, self.teacher = make_source(
@@ -118,16 +119,17 @@ class Trainer:
         self.discovery = DiscoveryMetrics(
             self.env, lambda a, b: distance(flat_rows(a), flat_rows(b))
         )
+        average = self.average.loss
         self.evaluation = Evaluation(
-            self.env, self.loss.forward_policy, objectives.backward_policy(self.loss),
-            self.loss.estimate_log_z, config.metrics.names, n_samples=config.metrics.samples,
+            self.env, average.forward_policy, objectives.backward_policy(average),
+            average.estimate_log_z, config.metrics.names, n_samples=config.metrics.samples,
             n_backward=config.metrics.backward, seed=rollout,
         )  # fmt: skip
         self.fit = self.evaluation.fit
         # What has a state of its own, by its name in checkpoints.
         self._parts: dict[str, Any] = {
-            "policies": self.loss, "optimizer": self.optimizer, "schedule": self.schedule,
-            "discovery": self.discovery,
+            "policies": self.loss, "average": self.average, "optimizer": self.optimizer,
+            "schedule": self.schedule, "discovery": self.discovery,
         }  # fmt: skip
         if self.teacher is not None:
             self._parts["teacher"] = self.teacher
@@ -150,7 +152,7 @@ class Trainer:
             )
         fresh, fed = self._sample()
         if self.steps_done == 0 and self.config.log_z is None:
-            with self.watch("learning"):  # from 0, log Z would take hundreds of steps to get there
+            with self.watch("learning"):  # it moves with the reward, as all that follows does
                 self.loss.fit_log_z(fresh)
         sampled = self._batches(fresh)
         from_others = [] if fed is None else self._batches(Trajectories.from_tensordict(fed))
@@ -162,6 +164,8 @@ class Trainer:
         self._losses["loss"].append(loss)
         if self.config.n_replayed:
             self._losses["replay_loss"].append(fmean(replayed) if replayed else 0.0)
+        with self.watch("learning"):
+            self.average.update(self.loss)
         self.schedule.step()
         self.steps_done += 1
         self.hooks.stepped(self)
@@ -242,11 +246,13 @@ class Trainer:
 
     @property
     def log_z(self) -> float:
-        """The learned log Z in nats; with conditions, its mean over some of them."""
+        """The averaged log Z in nats; with conditions, its mean over some of them."""
         return self.fit.learned_log_z()
 
     def measure(self) -> Row:
         """Return the metrics after the steps so far, by name.
+
+        Metrics of the policy and log Z are of the averaged weights, ``average.loss``.
 
         Losses and ages are means over what was trained on since the last row of ``history``; None
         without any. Ages are in steps. ``evicted`` of the ``accepted`` rows have been overwritten.

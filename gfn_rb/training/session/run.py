@@ -255,7 +255,7 @@ def run_training(
     with progress(trainer, describe, disable=folder.rank > 0) as advance:
         while trainer.steps_done < config.steps and stop.received is None:
             advance(trainer.step())
-            if trainer.steps_done % config.eval_every == 0:
+            if config.is_measured(trainer.steps_done):
                 row = trainer.record()
                 with written():
                     write(row)

@@ -75,7 +75,8 @@ def test_what_is_exact_is_not_sampled(monkeypatch):
 
 def test_correlation_on_test_states():
     trainer = trained(replace(BITS, metrics=MetricsOptions(("correlation",), backward=2)), 2)
-    env, nets = trainer.env, (trainer.loss.forward_policy, backward_policy(trainer.loss))
+    average = trainer.average.loss
+    env, nets = trainer.env, (average.forward_policy, backward_policy(average))
     x = env.test_states()
     row = trainer.measure()
     log_p = estimate_log_probs(*nets, env, x, 1)  # one way back only
@@ -165,7 +166,7 @@ def test_the_true_log_z():
 
 def test_conditional_distances_are_means_of_exact_ones():
     trainer = trained(WARM_GRID, 3)
-    policy, env = trainer.loss.forward_policy, trainer.env
+    policy, env = trainer.average.loss.forward_policy, trainer.env
 
     def log_pf(state, condition):
         return action_log_probs(policy, env, state, condition)
@@ -187,7 +188,7 @@ def test_every_loss_says_what_log_z_it_learned(loss):
     trainer = Trainer(grid(loss=loss))
     assert trainer.log_z == pytest.approx(float(trainer.loss.estimate_log_z().detach()))
     trainer = trained(WARM_GRID, 1)
-    log_z = trainer.loss.log_z(trainer.env.fixed_conditions(5))
+    log_z = trainer.average.loss.log_z(trainer.env.fixed_conditions(5))
     assert trainer.log_z == pytest.approx(float(log_z.mean().detach()))
 
 
