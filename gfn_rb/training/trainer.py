@@ -164,8 +164,7 @@ class Trainer:
         self._losses["loss"].append(loss)
         if self.config.n_replayed:
             self._losses["replay_loss"].append(fmean(replayed) if replayed else 0.0)
-        with self.watch("learning"):
-            self.average.update(self.loss)
+        self.average.update(self.loss)
         self.schedule.step()
         self.steps_done += 1
         self.hooks.stepped(self)
