@@ -16,14 +16,14 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from tensordict import MemoryMappedTensor
+from tensordict import LazyStackedTensorDict, MemoryMappedTensor
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
@@ -31,12 +31,14 @@ from torchrl.data.replay_buffers.storages import ListStorage, Storage
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import open_shared
+from gfn_rb.storages import EncodedStorage, is_laid_out, open_shared
 
 _HELD, _RECORDED = range(2)  # the words at the beginning of the file
 _HEAD = mmap.PAGESIZE  # where records begin
 _KEPT = 1 << 20  # bytes of records whose memory is kept for the next ones
-_LOCK, _JOURNAL = "_gfn_rb_write_lock", "_gfn_rb_journal"  # attributes of a storage
+# Attributes of a storage.
+_LOCK, _JOURNAL, _STEP = "_gfn_rb_write_lock", "_gfn_rb_journal", "_gfn_rb_step"
+_PROCESSES: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()  # of storages
 
 
 @runtime_checkable
@@ -68,6 +70,100 @@ class SlotJournal(AbstractContextManager[Any], Protocol):
 
     def save_states(self, states: list[dict[str, Any]]) -> None:
         """Save what a checkpoint holds beside the rows, of which changes are not noted."""
+
+
+class _Step:
+    """A write in progress: what it has overwritten so far, which an exception puts back."""
+
+    def __init__(self, storage: Storage, writer: SlotState) -> None:
+        self._storage, self._writer = storage, writer
+        self._is_laid_out = is_laid_out(storage)
+        self._length, self._cursor = compat.length_of(storage), compat.last_cursor(storage)
+        self._counters = writer.counters()
+        self._records: list[tuple[Tensor, Any]] = []
+
+    def record(self, slot: Int64[Tensor, "*k"]) -> None:
+        """Copy the rows in slots that are about to be overwritten."""
+        slot = slot.reshape(-1)
+        slot = slot[(slot >= 0) & (slot < self._length)]
+        if not slot.shape[0]:
+            return
+        beside = [each.index_select(0, slot) for each in self._beside()]
+        self._records.append((slot, (self._rows(slot), beside)))
+
+    def undo(self) -> None:
+        """Put back everything, and have all that follows from the rows be worked out anew."""
+        storage = self._storage
+        for slot, (rows, beside) in reversed(self._records):
+            if isinstance(storage, ListStorage):
+                storage.set(slot.tolist(), rows)
+            elif isinstance(storage, EncodedStorage):
+                storage.write(slot, rows)
+            elif (leaves := self._leaves()) is None:
+                compat.all_slots(storage)[slot] = rows
+            else:
+                for leaf, row in zip(leaves, rows, strict=True):
+                    leaf.index_copy_(0, slot.to(leaf.device), row)
+            for tensor, row in zip(self._beside(), beside, strict=True):
+                tensor.index_copy_(0, slot, row)
+        if not self._is_laid_out and not isinstance(storage, ListStorage):
+            compat.forget_layout(storage)
+        compat.set_length(storage, self._length)
+        compat.set_last_cursor(storage, self._cursor)
+        compat.bump_mutation_revision(storage)
+        self._writer.roll_back(self._counters)
+
+    def _rows(self, slot: Int64[Tensor, "k"]) -> Any:
+        if isinstance(self._storage, ListStorage):
+            return [self._storage.get(i) for i in slot.tolist()]
+        if isinstance(self._storage, EncodedStorage):
+            return self._storage.padded_rows(slot)
+        leaves = self._leaves()
+        if leaves is None:
+            return compat.all_slots(self._storage)[slot].clone()
+        return [leaf.index_select(0, slot.to(leaf.device)) for leaf in leaves]
+
+    def _leaves(self) -> list[Tensor] | None:
+        """Return the columns of the storage; None if it also holds words or other objects."""
+        stored = compat.all_slots(self._storage)
+        # Rows may be stacks themselves, of members that differ in shape.
+        is_stack = isinstance(stored, LazyStackedTensorDict) and stored.stack_dim
+        parts = stored.tensordicts if is_stack else [stored]
+        leaves = [leaf for part in parts for leaf in compat.leaves_of(part)]
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            return None
+        return [leaf.as_subclass(Tensor) for leaf in leaves]
+
+    def _beside(self) -> list[Tensor]:
+        stamps = compat.slot_generations(self._storage)
+        return [*self._writer.slot_tensors(), *([] if stamps is None else [stamps])]
+
+
+@contextmanager
+def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
+    """Have a block write to a storage in whole, or after any exception not at all.
+
+    One thread writes at a time. Slots have to be recorded before they are overwritten.
+
+    Raises:
+        ArgumentError: this process was forked, and does not share the storage with its parent.
+    """
+    buffers = compat.attached_buffers(storage)
+    with compat.replay_lock(buffers[0]) if buffers else nullcontext():
+        if vars(storage).get(_STEP) is not None:  # a part of a larger write
+            yield
+            return
+        if _PROCESSES.setdefault(storage, os.getpid()) != os.getpid():
+            _check_shared(storage, writer)
+        step = _Step(storage, writer)
+        try:
+            setattr(storage, _STEP, step)
+            yield
+        except BaseException:
+            step.undo()
+            raise
+        finally:
+            vars(storage).pop(_STEP, None)
 
 
 class WriteLock:
@@ -180,13 +276,8 @@ class WriteLock:
             os.ftruncate(self._descriptor, _HEAD)
 
     def _check_forked(self) -> None:
-        storage = self.storage
-        if storage is not None and not _is_shared(storage, self.writer):
-            raise ArgumentError(
-                f"storage must lie in memory that a forked process shares, got a "
-                f"{type(storage).__name__} that does not: use a LazyMemmapStorage that holds a row "
-                "before the fork, or the start method 'spawn'"
-            )
+        if self.storage is not None:
+            _check_shared(self.storage, self.writer)
         self._process, self._threads, self._is_mine = os.getpid(), threading.Lock(), False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -202,6 +293,7 @@ class WriteLock:
 
 def share_writes(storage: Storage, writer: SlotState) -> bool:
     """Have the buffers on a storage that are ``shared`` outlive processes that die."""
+    _PROCESSES.setdefault(storage, os.getpid())
     shared = [rb for rb in compat.attached_buffers(storage) if rb.shared]
     if shared and not isinstance(storage, ListStorage):
         len(storage)  # or it would make its counter later
@@ -252,10 +344,20 @@ def recording(storage: Storage) -> Iterator[None]:
 
 def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
     """Note that slots are about to be written over, for what is to be put back or written down."""
-    for name in (_LOCK, _JOURNAL):
+    for name in (_LOCK, _JOURNAL, _STEP):
         recorder = vars(storage).get(name)
         if recorder is not None:
             recorder.record(slot)
+
+
+def _check_shared(storage: Storage, writer: SlotState | None) -> None:
+    """Raise unless a forked process writes to the memory of its parent."""
+    if not isinstance(storage, ListStorage) and not _is_shared(storage, writer):
+        raise ArgumentError(
+            f"storage must lie in memory that a forked process shares, got a "
+            f"{type(storage).__name__} that does not: use a LazyMemmapStorage that holds a row "
+            "before the fork, or the start method 'spawn'"
+        )
 
 
 def _is_shared(storage: Storage, writer: SlotState | None) -> bool:

@@ -226,6 +226,15 @@ def abandon_layout(storage: Storage) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def forget_layout(storage: TensorStorage) -> None:
+    """Have the next rows lay a lazy storage out (``LazyTensorStorage._storage``).
+
+    Without it, a failed first write decides what all others have to look like.
+    """
+    if not getattr(storage, "shared_init", False):
+        storage._storage, storage.initialized = None, False
+
+
 def wait_for_init(storage: TensorStorage) -> None:
     """Open a storage that another process lays out (``LazyTensorStorage._wait_for_init``)."""
     storage._wait_for_init()

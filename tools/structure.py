@@ -132,7 +132,7 @@ def hops(root: Path) -> list[str]:
 CLOSURES = {
     "from gfn_rb import SoftmaxRewardSampler": 3_500,
     "from gfn_rb import RewardPrioritizedWriter": 5_300,
-    "from gfn_rb import fifo_buffer": 9_400,
+    "from gfn_rb import fifo_buffer": 9_500,
     "import gfn_rb": 11_000,
 }
 # Each statement runs in a fork of one interpreter that has made the imports of others.

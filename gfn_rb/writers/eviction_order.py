@@ -253,9 +253,11 @@ class EvictionOrder:
         """Return how many rows were offered, and how many written."""
         return self._counters.tolist()
 
-    def roll_back(self, counters: list[int]) -> None:
+    def roll_back(self, counters: list[int], storage: Storage) -> None:
         """Return to counters, and read the keys anew."""
         self._counters.numpy()[: len(counters)] = counters
+        self.ranks(storage)[len(storage) :] = _UNKNOWN_RANK
+        self.order = None  # it may have been left in the middle of a change
         self.forget()
 
     def empty(self, storage: Storage | None, empty_write_count: bool = True) -> None:

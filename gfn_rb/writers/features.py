@@ -248,9 +248,9 @@ class SyncedIndex(Generic[Index]):
         index = self._index
         is_whole = index is not None and index.capacity == storage.max_size
         n = 0 if is_whole else min(length_of(storage) + rows.shape[0], storage.max_size)
-        if index is None:
+        if index is None or (not length_of(storage) and not self._fits(rows)):
             index = self._make(slots_to_allocate(storage, n), rows)
-        elif rows.shape[1:] != index.like.shape[1:] or rows.dtype != index.like.dtype:
+        elif not self._fits(rows):
             raise ShapeError(
                 f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
                 f"{index.like.dtype} of width {index.like.shape[1]} as before"
@@ -262,6 +262,14 @@ class SyncedIndex(Generic[Index]):
             self.version = version
         self._index = index
         return index
+
+    def forget(self) -> None:
+        """Read everything anew: an exception may have left the index in the middle of a change."""
+        self._index = self.version = None
+
+    def _fits(self, rows: Shaped[Tensor, "n d"]) -> bool:
+        like = self.index.like
+        return rows.shape[1:] == like.shape[1:] and rows.dtype == like.dtype
 
     def read_stored(self, storage: Storage) -> Shaped[Tensor, "n d"]:
         """Return what all stored rows are compared by, on the host."""

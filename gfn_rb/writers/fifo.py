@@ -16,7 +16,7 @@ from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Rows
-from gfn_rb.sharing import is_recorded, journal_of, record_slots, share_writes
+from gfn_rb.sharing import journal_of, one_write, record_slots, share_writes
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import EncodedStorage, open_shared, storage_device
 from gfn_rb.writers.eviction_order import Evict
@@ -101,13 +101,14 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             KeyMismatchError: keys are missing or unknown to the storage.
             ShapeError: an entry has another shape or dtype than the stored one.
         """
-        if not _are_rows(data):
+        with one_write(self._storage, self):
+            if not _are_rows(data):
+                self._record(1)
+                return RoundRobinWriter.add(self, detached(data))
+            self._line_up()
+            data = self._checked(data)
             self._record(1)
-            return RoundRobinWriter.add(self, detached(data))
-        self._line_up()
-        data = self._checked(data)
-        self._record(1)
-        return super().add(self._on_storage_device(data))
+            return super().add(self._on_storage_device(data))
 
     @compat.outside_graph
     def extend(self, data: Rows) -> Tensor:
@@ -124,6 +125,10 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             KeyMismatchError: keys are missing or unknown to the storage.
             ShapeError: an entry has another shape or dtype than the stored one.
         """
+        with one_write(self._storage, self):
+            return self._extend(data)
+
+    def _extend(self, data: Rows) -> Tensor:
         if not _are_rows(data):
             is_tree = isinstance(data, (dict, tuple))
             self._record(len(compat.leaves_of(data)[0] if is_tree else data))
@@ -140,8 +145,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             return super().extend(self._on_storage_device(data))
         start, size = compat.write_cursor(self), storage.max_size
         slot = torch.arange(start, start + n, device=data.device) % size
-        if is_recorded(storage):
-            record_slots(storage, slot.cpu())
+        record_slots(storage, slot.cpu())
         compat.set_write_cursor(self, (start + n) % size)
         self._write_count += n
         data.set(INDEX, slot)
@@ -177,24 +181,24 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             KeyMismatchError: keys are missing or unknown to the storage.
             ShapeError: an entry has another shape or dtype than the stored one.
         """
-        record_slots(self._storage, torch.as_tensor(index))
-        if not _are_rows(data):
-            return RoundRobinWriter.write_at(self, index, detached(data))
-        one = not isinstance(index, Tensor) or index.ndim == 0
-        checked = self._checked(data) if one else self._layout.check(data, self._storage)
-        return super().write_at(index, self._on_storage_device(checked))
+        with one_write(self._storage, self):
+            record_slots(self._storage, torch.as_tensor(index))
+            if not _are_rows(data):
+                return RoundRobinWriter.write_at(self, index, detached(data))
+            one = not isinstance(index, Tensor) or index.ndim == 0
+            checked = self._checked(data) if one else self._layout.check(data, self._storage)
+            return super().write_at(index, self._on_storage_device(checked))
 
     def _record(self, n: int) -> None:
         """Note that the next n slots are about to be written over."""
-        if is_recorded(self._storage):
-            open_shared(self._storage)
-            n_slots = self._storage.max_size
-            if getattr(self._storage, "initialized", False):  # perhaps of several dimensions
-                rows = compat.all_slots(self._storage)
-                n_slots = len(rows if _are_rows(rows) else compat.leaves_of(rows)[0])
-            first = compat.write_cursor(self)
-            slot = torch.arange(first, first + n)
-            record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
+        open_shared(self._storage)
+        n_slots = self._storage.max_size
+        if getattr(self._storage, "initialized", False):  # perhaps of several dimensions
+            rows = compat.all_slots(self._storage)
+            n_slots = len(rows if _are_rows(rows) else compat.leaves_of(rows)[0])
+        first = compat.write_cursor(self)
+        slot = torch.arange(first, first + n)
+        record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
 
     def slot_tensors(self) -> list[Tensor]:
         """Return nothing: the counters determine the next slot."""

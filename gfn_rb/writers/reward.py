@@ -21,7 +21,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.near.index import EqualRows
 from gfn_rb.shapes import Bool, Float64, Int64, Rows, Shaped
-from gfn_rb.sharing import is_recorded, journal_of, record_slots, recording, share_writes
+from gfn_rb.sharing import journal_of, one_write, record_slots, recording, share_writes
 from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
 from gfn_rb.storages import require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
@@ -203,10 +203,11 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if not n:
             return torch.empty(0, dtype=torch.int64)
         data = self._layout.check(data, storage)
-        if isinstance(storage, ListStorage):
-            self._order.make_room(storage, min(len(storage) + n, storage.max_size))
-        row, target = self._offer(data, key, rows)
-        self._order.count_offered(n)
+        with one_write(storage, self):
+            if isinstance(storage, ListStorage):
+                self._order.make_room(storage, min(len(storage) + n, storage.max_size))
+            row, target = self._offer(data, key, rows)
+            self._order.count_offered(n)
         slot = torch.full((n,), -1)
         if len(row):
             slot.numpy()[row] = target
@@ -314,7 +315,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         index = index.unique() if len(index) > 1 else index
         rank = order.tie[index.numpy()]
         known = [each for each in self._indexes if each.version == self._order.version]
-        with recording(storage):
+        with recording(storage), one_write(storage, self):
             record_slots(storage, index)
             column.write(storage, index, key)
             self._announce(index)
@@ -343,7 +344,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         known = [each for each in self._indexes if each.version == self._order.version]
         move = moves_of(0, index, before)
         compat.drop_prefetched(storage)
-        with recording(storage):
+        with recording(storage), one_write(storage, self):
             record_slots(storage, move.slots(before))
             move.close_holes(storage, before)
             compat.raise_slot_generations(storage, move.slots(before))
@@ -483,8 +484,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             self._write(move.target, data, chosen, move.length)
             order.update(storage, target, key, order.rank(row))
         else:
-            if is_recorded(storage):
-                record_slots(storage, move.slots(stored))
+            record_slots(storage, move.slots(stored))
             if len(row):
                 write_rows(storage, move.target, data, chosen, max(move.length, stored))
             move.close_holes(storage, stored)
@@ -516,16 +516,12 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def _write(self, target: Tensor, data: Rows, chosen: Tensor | None, length: int) -> None:
         """Write the chosen rows of a batch into slots, or all rows of it into free ones."""
-        storage, before = self._storage, compat.length_of(self._storage)
+        storage = self._storage
         record_slots(storage, target)
-        try:
-            if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
-                write_rows(storage, target, data, chosen, length)
-            else:
-                storage.set(target, data if chosen is None else data[chosen])
-        except BaseException:
-            compat.set_length(storage, before)  # set() counts rows before it writes them
-            raise
+        if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
+            write_rows(storage, target, data, chosen, length)
+        else:
+            storage.set(target, data if chosen is None else data[chosen])
         self._announce(target, target.shape[0])
 
     def _announce(self, index: Tensor, n_written: int = 0) -> None:
@@ -604,7 +600,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def _forget_indexes(self) -> None:
         for index in self._indexes:
-            index.version = None
+            index.forget()
 
     @staticmethod
     def _check_size(n: int, storage: Storage) -> None:
@@ -636,7 +632,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def roll_back(self, counters: list[int]) -> None:
         """Restore what :meth:`counters` returned, and have every process read the keys anew."""
-        self._order.roll_back(counters)
+        self._order.roll_back(counters, self._storage)
         self._forget_indexes()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -37,9 +37,9 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 70),
-        ({"unique": "state"}, 95),
-        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 128),
+        ({}, 94),
+        ({"unique": "state"}, 124),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 160),
     ],
     ids=["plain", "unique", "unique and narrow"],
 )
