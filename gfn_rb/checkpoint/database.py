@@ -32,7 +32,7 @@ from xxhash import xxh3_64_digest
 
 from gfn_rb.checkpoint.atomic import kind_of, sync_folder, try_lock, unlock
 from gfn_rb.codec.layout import MAGIC
-from gfn_rb.codec.primitives import SUM_NBYTES, from_text, one_line, to_text
+from gfn_rb.codec.primitives import SUM_NBYTES, from_text, one_line, opened, to_text
 from gfn_rb.codec.secret import Secret
 from gfn_rb.errors import (
     ArgumentError,
@@ -72,9 +72,9 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 def is_database(path: Path) -> bool:
     """Return whether a file is an SQLite database."""
     try:
-        with path.open("rb") as stream:
+        with opened(path) as stream:
             return stream.read(len(_SQLITE)) == _SQLITE
-    except OSError:
+    except (OSError, CheckpointError):  # a pipe, among others
         return False
 
 
