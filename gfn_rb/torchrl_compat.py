@@ -328,6 +328,11 @@ def set_slot_generations(storage: Storage, generations: Any) -> None:
 # Writers and samplers.
 
 
+def empty_part(part: Writer | Sampler) -> None:
+    """Have a writer or sampler forget all rows (``Writer._empty``, ``Sampler._empty``)."""
+    part._empty()
+
+
 class DrawInfo(dict[str, Any]):
     """What is known of a draw, on the storage's device already.
 

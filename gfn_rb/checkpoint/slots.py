@@ -136,7 +136,7 @@ def restore_slots(
         compat.set_last_cursor(storage, counts["cursor"])
     # Slots that the journal lacks were never written to, whatever the states know of them.
     for part in (rb.writer, *parts[1:]):
-        part._empty()
+        compat.empty_part(part)
     if rb.writer.tracks_generations:
         compat.track_slot_generations(storage).fill_(-1)
     slot = torch.tensor(slots, dtype=torch.int64)

@@ -245,7 +245,7 @@ def test_regenerated_rows_are_what_is_sampled():
     assert sorted(batch["index"].tolist()) == [0, 1]
     trajectories = Trajectories.from_tensordict(batch)
     assert sorted(trajectories.terminating_states.tolist()) == [2, 5]
-    assert rb[0]["state"].tolist() == [-1, 5, 0]
+    assert rb[0]["state"].tolist() == [-1, 2, 0]
     rb.extend(batch)  # what is drawn can be stored again, over itself
     assert sorted(rb.storage[:]["state"].tolist()) == [2, 5]
 
