@@ -236,16 +236,18 @@ class Loss(nn.Module, ABC, Generic[C]):
 
     @torch.no_grad()
     def fit_log_z(self, fresh: Trajectories) -> None:
-        """Set log Z, or the scale of all flows, to the value that fits some trajectories best.
+        """Set log Z, or the scale of all flows, to what some trajectories estimate.
 
-        The mean residual of the constraints that connect flows and rewards becomes 0. A loss
-        without flows is unchanged.
+        The log-mean-exp of log R + log P_B - log P_F estimates log Z, and hardly depends on objects
+        of next to no reward. It moves with a constant in log R, which then changes nothing else. A
+        loss without flows is unchanged.
 
         Args:
             fresh: trajectories of the policy with new networks.
         """
         if self.scales:
-            excess = self._end_residual(fresh).mean()
+            shortfall = -self._end_residual(fresh)
+            excess = math.log(len(shortfall)) - shortfall.logsumexp(0)
             for name, parameter in self.named_parameters():
                 if name in self.scales:
                     parameter.sub_(excess)

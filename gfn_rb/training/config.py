@@ -517,6 +517,8 @@ class BitSequenceConfig(TrainConfig):
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
     steps: rules.PositiveInt = 100
     """Training steps of (1 + search) * batch-size reward calls each."""
+    log_z: rules.FiniteFloat | None = 0.0
+    """Initial log Z, in nats, of tb, subtb and db. None is what the first fresh batch estimates."""
     search: options.SearchOptions = _ONE_WORD
     """Local search that rewrites one word of up to 16 at a time; without it few modes are found."""
 

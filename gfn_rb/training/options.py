@@ -323,8 +323,8 @@ class GeneralOptions:
     """Final value of both learning rates, as a share of the initial values. They fall linearly.
     Default: no annealing."""
     log_z: rules.FiniteFloat | None = None
-    """Initial log Z, in nats, of tb, subtb and db. Default: the value that fits the first fresh
-    batch, which moves with a constant added to log R, so that the constant changes nothing else."""
+    """Initial log Z, in nats, of tb, subtb and db. Default: what the first fresh batch estimates,
+    which moves with a constant added to log R, so that the constant changes nothing else."""
 
     replay_ratio: rules.NonNegativeFloat = 2.0
     """Replayed items per fresh one; 0 turns replay off. Items fed by a manager count as fresh."""

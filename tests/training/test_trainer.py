@@ -228,13 +228,14 @@ def test_terminal_replay_regenerates_paths():
     assert len(x.unique(dim=0)) < len(torch.cat([x, path], 1).unique(dim=0))
 
 
-def test_log_z_starts_where_the_first_batch_fits_best():
+def test_log_z_starts_where_the_first_batch_estimates_it():
     trainer = Recorded(GRID)
     trainer.step()
     start = Trainer(GRID)
     assert start.log_z == 0
     with torch.no_grad():
-        expected = -start.loss.residual(trainer.batches[0]).mean()
+        weight = -start.loss.residual(trainer.batches[0])
+        expected = weight.exp().mean().log()
     start.loss.fit_log_z(trainer.batches[0])
     torch.testing.assert_close(start.loss.estimate_log_z().detach(), expected)
 
@@ -466,7 +467,7 @@ def test_a_walk_on_the_line_learns_the_exact_log_z():
 
 
 # Per step. Trajectories to terminating states are sampled backward.
-LIMITS = {"trajectories": 670, "terminal": 785}
+LIMITS = {"trajectories": 720, "terminal": 830}
 PACKAGE = str(Path(gfn_rb.__file__).parent)
 
 
