@@ -26,7 +26,7 @@ from gfn_rb.storages import is_laid_out, storage_device
 from gfn_rb.torchrl_compat import clear_prefetched, outside_graph, replay_lock, write_lock
 
 if TYPE_CHECKING:
-    from gfn_rb.buffers.summary import BufferSummary
+    pass
 
 
 class DrawsAhead(ReplayBuffer):
@@ -184,7 +184,7 @@ class Readable(KeepsArguments):
 
         return best_rows(self, as_count("k", k))
 
-    def summary(self: Any, describe: Any = None) -> BufferSummary:
+    def summary(self: Any, describe: Any = None) -> Any:
         """Return a summary, which prints as at most 12 lines.
 
         Args:
@@ -318,7 +318,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     def wait_until_sampleable(
         self,
         min_items: int | None = None,
-        timeout: float | None = None,
+        timeout: float | int | None = None,
         cancel_event: Any = None,
     ) -> bool:
         """Wait until a batch can be drawn. TorchRL after 0.14.1 calls it in ``sample(wait=True)``.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 import numpy as np
@@ -20,10 +20,9 @@ from numba.core.event import Event, Listener, register
 __all__: list[str] = []
 
 _FOLDER = str(Path(__file__).parent)
-_Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
-def compiled(loop: _Loop) -> _Loop:
+def compiled(loop: Callable[..., Any]) -> Any:
     """Compile a function at its first call, or read what an earlier process compiled."""
     if numba.config.DISABLE_JIT:
         return np.errstate(over="ignore")(loop)  # as machine code has it

@@ -80,7 +80,9 @@ def taken_log_probs(
     if decided is not None:
         kind = kind.where(decided, 0)
     chosen = log_prob.gather(1, kind.unsqueeze(1)).squeeze(1)
-    return chosen if parameters is None else chosen + parameters.log_prob(action)
+    if parameters is None or not len(chosen):  # densities of no rows cannot be reshaped
+        return chosen
+    return chosen + parameters.log_prob(action)
 
 
 def trajectory_log_probs(

@@ -320,7 +320,7 @@ class Walk:
 
 
 def _endless(
-    start: StateBatch, state: StateBatch, row: int, at: int, max_length: int, is_backward: bool
+    start: Tensor, state: Tensor, row: int, at: int, max_length: int, is_backward: bool
 ) -> ArgumentError:
     """Return the error that a row of ``start``, now ``state[at]``, has not ended."""
     if is_backward:

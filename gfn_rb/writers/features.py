@@ -17,7 +17,7 @@ from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.flat import equal_bits, flat_rows
-from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
+from gfn_rb.numerics.near.index import SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage, slots_to_allocate, stored_rows
 from gfn_rb.torchrl_compat import length_of
@@ -277,9 +277,7 @@ class SyncedIndex(Generic[Index]):
             return torch.cat([self.read(rows) for rows in storage.blocks()])
         return self.read(stored_rows(storage))
 
-    def replace(
-        self, move: Moves, prepared: PreparedRows, before: int, version: Version | None
-    ) -> None:
+    def replace(self, move: Moves, prepared: Any, before: int, version: Version | None) -> None:
         """Follow rows that were written and moved in a storage that held so many before."""
         self.index.write(move.target, prepared, max(move.length, before))
         self.move(move)

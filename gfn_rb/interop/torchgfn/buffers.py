@@ -446,6 +446,7 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.cutoff_distance, self.p_norm_distance = cutoff_distance, p_norm_distance
         super().__init__(env, capacity, True, False, *remote, **options)
+        self._writer()  # which checks the distance before rows come
         if self._graphs is not None:
             raise ArgumentError("states must be tensors to have distances, got graphs")
 
