@@ -144,8 +144,10 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             self._record(n)
             return super().extend(self._on_storage_device(data))
         start, size = compat.write_cursor(self), storage.max_size
-        slot = torch.arange(start, start + n, device=data.device) % size
-        record_slots(storage, slot.cpu())
+        slot = torch.arange(start, start + n) % size
+        record_slots(storage, slot)
+        if data.device is not None:
+            slot = slot.to(data.device, non_blocking=data.device.type != "cpu")
         compat.set_write_cursor(self, (start + n) % size)
         self._write_count += n
         data.set(INDEX, slot)
