@@ -88,7 +88,9 @@ class _Step:
         slot = slot[(slot >= 0) & (slot < self._length)]
         if not slot.shape[0]:
             return
-        beside = [each.index_select(0, _there(slot, each)) for each in self._beside()]
+        beside = [
+            each.index_select(0, slot.to(each.device, non_blocking=True)) for each in self._beside()
+        ]
         self._records.append((slot, (self._rows(slot), beside)))
 
     def undo(self) -> None:
@@ -103,9 +105,9 @@ class _Step:
                 compat.all_slots(storage)[slot] = rows
             else:
                 for leaf, row in zip(leaves, rows, strict=True):
-                    leaf.index_copy_(0, _there(slot, leaf), row)
+                    leaf.index_copy_(0, slot.to(leaf.device, non_blocking=True), row)
             for tensor, row in zip(self._beside(), beside, strict=True):
-                tensor.index_copy_(0, _there(slot, tensor), row)
+                tensor.index_copy_(0, slot.to(tensor.device, non_blocking=True), row)
         if not self._is_laid_out and not isinstance(storage, ListStorage):
             compat.forget_layout(storage)
         compat.set_length(storage, self._length)
@@ -121,7 +123,7 @@ class _Step:
         leaves = self._leaves()
         if leaves is None:
             return compat.all_slots(self._storage)[slot].clone()
-        return [leaf.index_select(0, _there(slot, leaf)) for leaf in leaves]
+        return [leaf.index_select(0, slot.to(leaf.device, non_blocking=True)) for leaf in leaves]
 
     def _leaves(self) -> list[Tensor] | None:
         """Return the columns of the storage; None if it also holds words or other objects."""
@@ -137,11 +139,6 @@ class _Step:
     def _beside(self) -> list[Tensor]:
         stamps = compat.slot_generations(self._storage)
         return [*self._writer.slot_tensors(), *([] if stamps is None else [stamps])]
-
-
-def _there(slot: Tensor, tensor: Tensor) -> Tensor:
-    """Return slots on the device of a tensor, without waiting for it."""
-    return slot.to(tensor.device, non_blocking=not tensor.is_cpu)
 
 
 @contextmanager
