@@ -1,4 +1,4 @@
-"""A policy of one's own for continuous states: logits of kinds, a density of parameters.
+"""Your own policy for continuous states: logits of action kinds, a density of their parameters.
 
 python examples/continuous_policy.py
 """

@@ -118,7 +118,7 @@ def public_names(module: str) -> list[str]:
 
 @cache
 def modules() -> list[str]:
-    """Return the modules that have a page; of two that have an object, the later documents it."""
+    """Return the modules that have a page. The last module with a name documents that name."""
     names = (page.stem for page in (ROOT / "docs" / "api").glob("*.md"))
     return sorted(names, key=lambda name: (".interop." not in name, name))
 
