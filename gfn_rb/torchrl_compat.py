@@ -18,8 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict, is_tensor_collection
-from torch import Tensor
-from torch import multiprocessing as mp
+from torch import Tensor, multiprocessing as mp
 from torch.utils._pytree import tree_leaves, tree_map
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import NonTensorStack, TensorClass, TensorDict
 from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer

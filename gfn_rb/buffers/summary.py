@@ -20,8 +20,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.storages import ListStorage
 
-from gfn_rb import keys
-from gfn_rb import torchrl_compat as compat
+from gfn_rb import keys, torchrl_compat as compat
 from gfn_rb.arguments import kind_of, shown
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
-    from gfn_rb.codec.primitives import LazyBuffer
+    from gfn_rb.codec.frames import (
+        Frame as Frame,
+        decode_frame as decode_frame,
+        encode_frame as encode_frame,
+    )
+    from gfn_rb.codec.primitives import LazyBuffer as LazyBuffer
 
-__all__ = ["Frame", "LazyBuffer", "decode_frame", "encode_frame"]
-
-__getattr__ = lazy_exports(
-    __name__, frames="Frame decode_frame encode_frame", primitives="LazyBuffer"
-)
+__getattr__, __all__ = lazy_exports(__name__)

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gfn_rb.containers.steps import States, Transitions
-    from gfn_rb.containers.trajectories import Trajectories
+    from gfn_rb.containers.steps import States as States, Transitions as Transitions
+    from gfn_rb.containers.trajectories import Trajectories as Trajectories
 
-__all__ = ["States", "Trajectories", "Transitions"]
-
-__getattr__ = lazy_exports(__name__, steps="States Transitions", trajectories="Trajectories")
+__getattr__, __all__ = lazy_exports(__name__)

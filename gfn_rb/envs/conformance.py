@@ -5,16 +5,14 @@
             return MyEnv()
 
 Derive from ``EnumerableEnvConformance`` instead if the environment is an ``EnumerableEnv``, from
-``ContinuousEnvConformance`` if it is a ``ContinuousEnv``. This module needs pytest, unlike the rest
-of the library.
+``ContinuousEnvConformance`` if it is a ``ContinuousEnv``. pytest runs the methods ``test_...``.
 """
 
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
+from unittest import TestCase
 
-import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -22,329 +20,258 @@ from torch.testing import assert_close
 from torchrl.envs.utils import check_env_specs
 
 from gfn_rb import keys
-from gfn_rb.envs.base import GFNEnv
-from gfn_rb.envs.checks import CoreConformance
-from gfn_rb.envs.continuous import ContinuousEnv
-from gfn_rb.envs.enumerable import EnumerableEnv, LogPF, uniform_log_pf
+from gfn_rb.envs.checks import QuickLaws, check_same
+from gfn_rb.envs.enumerable import LogPF, uniform_log_pf
 from gfn_rb.errors import ArgumentError, ShapeError
 
 __all__ = ["ContinuousEnvConformance", "EnumerableEnvConformance", "GFNEnvConformance"]
 
+refuses = TestCase().assertRaisesRegex
 
-class GFNEnvConformance(CoreConformance):
+
+class GFNEnvConformance(QuickLaws):
     """Tests of every ``GFNEnv``; pytest runs it for each ``Test...`` subclass."""
 
-    def log_rewards(self, env: GFNEnv, state: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Return log R of states under one condition, by default a fixed one."""
-        if env.condition_shape is None:
-            return env.log_reward(state)
-        if condition is None:
-            fixed = env.fixed_conditions(1)
-            assert fixed is not None
-            condition = fixed[0]
-        return env.log_reward(state, condition.expand(len(state), *env.condition_shape))
+    def conditions(self) -> list[Tensor | None]:
+        """Return some conditions; None alone if rewards depend on none."""
+        fixed = self.env.fixed_conditions(3)
+        return [None] if fixed is None else list(fixed)
 
-    def call_everything(
-        self, env: GFNEnv, state: Tensor, kind: Tensor, move: Tensor
-    ) -> list[Tensor]:
-        """Return the results of all functions of states, for rows where ``move`` is legal."""
-        child = env.forward_step(state, move)
-        results = [child, env.backward_step(child, move), env.source(2)]
-        results.append(env.states_of(move[:, None], torch.full_like(kind, 2)))
-        functions = (env.forward_mask, env.backward_mask, env.encode, env.is_source, env.is_sink)
-        return results + [function(state) for function in functions]
+    def log_rewards(self, state: Tensor, condition: Tensor | None) -> Tensor:
+        """Return log R of states under one condition, [*C]."""
+        given = None if condition is None else condition.expand(len(state), *condition.shape)
+        log_reward: Tensor = self.env.log_reward(state, given)
+        return log_reward
 
     def test_log_reward_refuses_other_states(self) -> None:
         """A state of a wrong shape, and the sink, have no reward."""
-        env = self.make_env()
-        condition = env.sample_condition(1)
-        with pytest.raises(ShapeError, match=r"^state must be .* of shape"):
+        env, condition = self.env, self.env.sample_condition(1)
+        with refuses(ShapeError, r"^state must be .* of shape"):
             env.log_reward(env.source(1)[..., None], condition)
-        with pytest.raises(ArgumentError, match="state must be terminating"):
+        with refuses(ArgumentError, "state must be terminating"):
             env.log_reward(env.sink_state[None], condition)
-
-    def test_rows_do_not_depend_on_each_other(self) -> None:
-        """Every function gives a row the same result alone, in a batch, and in an empty batch."""
-        env = self.make_env()
-        state = self.visited(env)[:8]
-        for function in (env.forward_mask, env.backward_mask, env.encode, env.is_sink):
-            batch = function(state)
-            assert_close(torch.cat([function(one[None]) for one in state]), batch, rtol=0, atol=0)
-            assert function(state[:0]).shape == (0, *batch.shape[1:])
-        assert env.log_reward(state[:0], env.sample_condition(0)).shape == (0,)
-        for step in (env.forward_step, env.backward_step):
-            assert step(state[:0], self.dummies(env, 0)).shape == (0, *env.state_shape)
 
     def test_states_are_made_again_from_actions(self) -> None:
         """``states_of`` gives the states of the walks, whatever actions follow their end."""
-        env = self.make_env()
-        state, action = self.walk(env)
+        env, (state, action) = self.env, self.walks
         length = (env.kind(action) >= 0).sum(1)
-        assert env.states_of(action, length).equal(state)
         over = torch.arange(action.shape[1]) >= length[:, None]
         over = over.view(*over.shape, *(1 for _ in env.action_shape))
         more = action.new_zeros(len(action), 3, *env.action_shape)
         longer = torch.cat([action.masked_fill(over, 0), more], 1)
         sink = state[:, -1:].expand(-1, 3, *env.state_shape)
-        assert env.states_of(longer, length).equal(torch.cat([state, sink], 1))
-        for n_steps in (0, 1, int(length.min())):
-            assert env.states_of(action[:, :n_steps], length).equal(state[:, : n_steps + 1])
-        assert env.states_of(action[:0], length[:0]).equal(state[:0])
-
-    def test_states_keep_to_their_range(self) -> None:
-        """No state, the sink included, has a number outside ``state_range``."""
-        env = self.make_env()
-        if env.state_range is not None:
-            state, _ = self.walk(env)
-            assert env.state_range[0] <= int(state.min())
-            assert int(state.max()) <= env.state_range[1]
-
-    def test_inputs_are_left_alone(self) -> None:
-        """No function changes its input or returns a view that could change the source."""
-        env = self.make_env()
-        state, kind, move = self.moves(env, self.visited(env))
-        before = state.clone()
-        self.call_everything(env, state, kind, move)
-        assert state.equal(before)
-        env.source(2).fill_(99)
-        assert not (env.source(2) == 99).any()
+        state = torch.cat([state, sink], 1)
+        for n_steps in (0, 1, int(length.min()), action.shape[1], longer.shape[1]):
+            made = env.states_of(longer[:, :n_steps], length)
+            check_same(f"states_of {n_steps} actions", made, state[:, : n_steps + 1])
+        check_same("states_of actions", env.states_of(action, length), state[:, :-3])
+        check_same("states_of no rows", env.states_of(longer[:0], length[:0]), state[:0])
 
     def test_results_stay_on_the_input_device(self) -> None:
         """No function makes a tensor on the default device, whose tensors cannot be mixed in."""
-        env = self.make_env()
-        moves, terminating = self.moves(env, self.visited(env)), self.terminating(env)
+        env, terminating = self.env, self.terminating
+        state, kind, move = self.moves(self.visited)
         condition = env.sample_condition(len(terminating))
         with torch.device("meta"):
-            results = self.call_everything(env, *moves)
+            child = env.forward_step(state, move)
+            results = [child, env.backward_step(child, move), env.source(2)]
+            results.append(env.states_of(move[:, None], torch.full_like(kind, 2)))
+            for function in (env.forward_mask, env.backward_mask, env.encode, env.is_source):
+                results.append(function(state))
             results.append(env.log_reward(terminating, condition))
-        assert {result.device.type for result in results} == {"cpu"}
+        check_same("the devices", {result.device.type for result in results}, {"cpu"})
 
     def test_environment_moves_to_a_device(self) -> None:
         """``env.to`` moves all tensors (to a GPU if there is one)."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        here, there = self.make_env(), self.make_env().to(device)
+        state, condition = self.terminating, self.env.sample_condition(len(self.terminating))
+        there = self.make_env().to(device)
         td = there.rollout(there.max_length)
-        assert td.device == there.source(1).device
-        assert td.device.type == device
-        state = self.terminating(here)
-        condition = here.sample_condition(len(state))
-        expected = here.log_reward(state, condition)
+        for at in (td.device, there.source(1).device):
+            check_same("the device", at.type, device)
         moved = None if condition is None else condition.to(device)
-        assert_close(there.log_reward(state.to(device), moved).cpu(), expected)
+        found = there.log_reward(state.to(device), moved).cpu()
+        assert_close(found, self.env.log_reward(state, condition))
 
     def test_conditions_have_their_shape(self) -> None:
         """Conditions, drawn and fixed, have ``condition_shape`` and repeat."""
-        env = self.make_env()
-        generator = torch.Generator().manual_seed(3)
-        condition, fixed = env.sample_condition(3, generator), env.fixed_conditions(3)
-        for drawn in (condition, fixed):
-            assert (None if drawn is None else drawn.shape[1:]) == env.condition_shape
-        if condition is not None:
-            assert_close(env.fixed_conditions(3), fixed, rtol=0, atol=0)
-            again = env.sample_condition(3, generator.manual_seed(3))
-            assert_close(again, condition, rtol=0, atol=0)
+        env, generator = self.env, torch.Generator()
+        for draw in (
+            lambda: env.fixed_conditions(3),
+            lambda: env.sample_condition(3, generator.manual_seed(3)),
+        ):
+            condition = draw()
+            if env.condition_shape is None:
+                check_same("condition", condition, None)
+                continue
+            check_same("the shape of conditions", condition.shape, (3, *env.condition_shape))
+            check_same("condition", draw(), condition)
             code = env.encode_condition(condition)
-            assert (len(code), code.ndim, code.dtype) == (3, 2, torch.float32)
-
-    def test_fingerprints_tell_states_apart(self) -> None:
-        """Different states have different fingerprints, equal ones the same."""
-        env = self.make_env()
-        state = self.visited(env)
-        key = env.fingerprint(state)
-        assert (key.shape, key.dtype) == ((len(state),), torch.int64)
-        assert len(key.unique()) == len(state), "two states share one fingerprint"
-        assert env.fingerprint(state.flip(0)).equal(key.flip(0))
+            check_same("encode_condition", code, code.view(3, -1).float())
 
     def test_scores_order_states_as_rewards_do(self) -> None:
         """In the order of ``score``, with or without log R, states never fall in reward."""
-        env = self.make_env()
-        state = self.terminating(env)
-        log_reward = self.log_rewards(env, state)
+        env, state = self.env, self.terminating
+        log_reward = self.log_rewards(state, self.conditions()[0])
         for score in (env.score(state), env.score(state, log_reward)):
-            assert (score.shape, score.dtype) == ((len(state),), torch.float32)
-            assert score.isfinite().all(), "score is NaN or infinite"
+            check_same("score - score", score - score, torch.zeros(len(state)), state)
             ordered = log_reward[score.argsort()]
-            assert (ordered.diff() >= -1e-4 * ordered[1:].abs()).all()
+            falls = ordered.diff() < -1e-4 * ordered[1:].abs()
+            check_same("the reward falls", falls, False, state[score.argsort()])
 
     def test_modes_reached_are_numbered(self) -> None:
         """Modes reached are those of the single states together, below ``n_modes`` if known."""
-        env = self.make_env()
-        state = self.terminating(env)
-        modes = env.modes_reached(state)
-        assert (modes.ndim, modes.dtype) == (1, torch.int64)
+        env, state = self.env, self.terminating
+        modes = env.modes_reached(state).unique()
         alone = torch.cat([env.modes_reached(one[None]) for one in state])
-        assert modes.unique().equal(alone.unique())
+        check_same("modes_reached", modes, alone.unique())
         if env.condition_shape is None:
-            assert env.modes_reached(state, env.log_reward(state)).unique().equal(modes.unique())
+            known = env.modes_reached(state, env.log_reward(state))
+            check_same("modes_reached with log R", known.unique(), modes)
         if env.n_modes is not None:
-            assert ((modes >= 0) & (modes < env.n_modes)).all()
+            check_same("modes_reached in range", (modes >= 0) & (modes < env.n_modes), True, modes)
 
     # As an environment of TorchRL.
 
     def test_specs(self) -> None:
         """TorchRL's own check of specs against data passes, whether or not rollouts stop."""
-        check_env_specs(self.make_env(), break_when_any_done="both")
+        check_env_specs(self.env, break_when_any_done="both")
 
-    @pytest.mark.parametrize("batch", [(), (0,), (5,), (2, 3)])
-    def test_any_batch_size(self, batch: tuple[int, ...]) -> None:
+    def test_any_batch_size(self) -> None:
         """Without a batch size, the environment resets and steps TensorDicts of any."""
-        env = self.make_env()
-        td = env.reset(TensorDict(batch_size=batch))
-        assert td[keys.STATE].shape == (*batch, *env.state_shape)
-        td = env.rand_step(td)
-        assert td[keys.ACTION].shape == (*batch, *env.action_shape)
-        assert td[keys.NEXT, keys.REWARD].shape == (*batch, 1)
-        assert td[keys.NEXT, keys.LOG_REWARD].shape == batch
+        env = self.env
+        for batch in ((), (0,), (5,), (2, 3)):
+            td = env.rand_step(env.reset(TensorDict(batch_size=batch)))
+            for key, shape in (
+                (keys.STATE, env.state_shape),
+                (keys.ACTION, env.action_shape),
+                ((keys.NEXT, keys.REWARD), (1,)),
+                ((keys.NEXT, keys.LOG_REWARD), ()),
+            ):
+                check_same(f"the shape of {key}", td[key].shape, (*batch, *shape))
 
     def test_rollout_equals_the_functions(self) -> None:
         """A random rollout contains the results of the functions, and ends in all rows."""
-        env = self.make_env()
-        td = env.rollout(
-            env.max_length, tensordict=TensorDict(batch_size=[16]), break_when_all_done=True
-        )
-        assert td[keys.NEXT, keys.DONE][:, -1].all()
+        env, start = self.env, TensorDict(batch_size=[16])
+        td = env.rollout(env.max_length, tensordict=start, break_when_all_done=True)
+        check_same("done", td[keys.NEXT, keys.DONE][:, -1], True)
         td = td.reshape(-1)
         state, action, after = td[keys.STATE], td[keys.ACTION], td[keys.NEXT]
-        assert_close(after[keys.STATE], env.forward_step(state, action), rtol=0, atol=0)
+        check_same("next state", after[keys.STATE], env.forward_step(state, action), state, action)
         for part in (td, after):
-            assert part[keys.FORWARD_MASK].equal(env.forward_mask(part[keys.STATE]))
-            assert part[keys.BACKWARD_MASK].equal(env.backward_mask(part[keys.STATE]))
+            for key in (keys.FORWARD_MASK, keys.BACKWARD_MASK):
+                mask = env.forward_mask if key == keys.FORWARD_MASK else env.backward_mask
+                check_same(str(key), part[key], mask(part[keys.STATE]), part[keys.STATE])
         kind = env.kind(action)
-        assert td[keys.FORWARD_MASK].gather(1, kind[:, None]).all()
+        check_same("legal", td[keys.FORWARD_MASK].gather(1, kind[:, None]), True, state, action)
         exits = kind == env.exit_action
-        for key in (keys.DONE, keys.TERMINATED):
-            assert after[key].equal(exits[:, None])
-        condition = None if env.condition_shape is None else td[keys.CONDITION][exits]
         expected = torch.full(exits.shape, -torch.inf)
+        condition = None if env.condition_shape is None else td[keys.CONDITION][exits]
         expected[exits] = env.log_reward(state[exits], condition)
-        assert_close(after[keys.LOG_REWARD], expected, rtol=0, atol=0)
-        assert_close(after[keys.REWARD], expected.exp()[:, None], rtol=0, atol=0)
+        for key, value in (
+            (keys.DONE, exits[:, None]),
+            (keys.TERMINATED, exits[:, None]),
+            (keys.LOG_REWARD, expected),
+            (keys.REWARD, expected.exp()[:, None]),
+        ):
+            check_same(str(key), after[key], value, state, action)
 
     def test_step_refuses_illegal_actions(self) -> None:
         """``step`` raises on an action outside its mask, the dummy action included."""
-        env = self.make_env()
-        state = self.visited(env)
+        env, state = self.env, self.visited
         row, kind = (~env.forward_mask(state)).nonzero(as_tuple=True)
         wrong = [*zip(state[row], env.random_action(state[row], kind), strict=True)][:20]
-        outside = self.dummies(env, 1)[0]
+        outside = self.dummies(1)[0]
         wrong += [(env.source(1)[0], bad) for bad in (outside, outside + 1 + env.n_actions)]
         for one, bad in wrong:
             td = env.reset(TensorDict(batch_size=[1]))
             td.update({keys.STATE: one[None], keys.ACTION: bad[None]})
-            with pytest.raises(ArgumentError, match=re.escape(f"got {bad.tolist()} in row 0")):
+            with refuses(ArgumentError, re.escape(f"got {bad.tolist()} in row 0")):
                 env.step(td)
 
 
 class ContinuousEnvConformance(GFNEnvConformance):
     """Tests of every ``ContinuousEnv``; pytest runs it for each ``Test...`` subclass."""
 
-    atol = 1e-5
-
-    @abstractmethod
-    def make_env(self) -> ContinuousEnv:
-        """Return a new environment without a batch size, on the CPU."""
-
     def test_references_are_densities(self) -> None:
         """The reference has a batch of moves, and a finite density of each that it draws."""
-        env = self.make_env()
-        state = self.visited(env)
+        env, state = self.env, self.visited
         for is_backward in (False, True):
             density = env.reference(state, is_backward)
-            assert density.batch_shape == (len(state),)
-            assert density.event_shape == (env.action_shape[0] - 1,)
+            check_same("batch_shape", density.batch_shape, (len(state),))
+            check_same("event_shape", density.event_shape, (env.action_shape[0] - 1,))
             kind = torch.zeros(len(state), dtype=torch.int64)
             move = env.random_action(state, kind, is_backward)
             may = (env.backward_mask if is_backward else env.forward_mask)(state)[:, 0]
             if is_backward:
                 may &= ~env.from_source(state)[0]
-            assert density.log_prob(move[:, 1:])[may].isfinite().all()
+            is_finite = density.log_prob(move[:, 1:]).isfinite()
+            check_same("finite log_prob", is_finite[may], True, state[may], move[may])
 
     def test_first_moves_are_known_from_where_they_led(self) -> None:
         """``from_source`` holds exactly for the states after a first move, and gives that move."""
-        env = self.make_env()
-        states, actions = self.walk(env)
+        env, (states, actions) = self.env, self.walks
         for step, state in enumerate(states[:, 1:].unbind(1)):
             moved = ~env.is_sink(state)
             is_first, first = env.from_source(state)
-            assert (is_first == (step == 0))[moved].all()
+            check_same("from_source", is_first[moved], step == 0, state[moved])
             if step == 0:
-                assert_close(first[moved], actions[moved, 0, 1:], rtol=0, atol=self.atol)
+                made = actions[moved, 0, 1:]
+                check_same("from_source", first[moved], made, state[moved], atol=self.atol)
 
 
 class EnumerableEnvConformance(GFNEnvConformance):
     """Tests of every ``EnumerableEnv``; pytest runs it for each ``Test...`` subclass."""
 
-    @abstractmethod
-    def make_env(self) -> EnumerableEnv:
-        """Return a new environment without a batch size, on the CPU."""
-
-    def conditions(self, env: EnumerableEnv) -> list[Tensor | None]:
-        """Return some conditions; None alone if rewards depend on none."""
-        fixed = env.fixed_conditions(3)
-        return [None] if fixed is None else list(fixed)
-
     def test_layers_hold_each_state_once(self) -> None:
-        """Layers begin with the source, are disjoint, and a move leads to the next layer."""
-        env = self.make_env()
-        layers = list(env.layers())
-        assert env.is_source(layers[0]).tolist() == [True]
+        """Layers begin with the source, have each state once, and a move leads to the next."""
+        env, layers = self.env, list(self.env.layers())
+        check_same("is_source(layers[0])", env.is_source(layers[0]), torch.tensor([True]))
         assert len(layers) <= env.max_length
         state = torch.cat(layers)
-        assert len(env.state_key(state).unique()) == len(state), "two states share one key"
-        assert len(state.unique(dim=0)) == len(state), "a state is listed twice"
+        key = env.state_key(state)
+        for different in (key.unique(), state.unique(dim=0)):
+            check_same("the number of different states and keys", len(different), len(state))
         for layer, following in zip(layers, [*layers[1:], state[:0]], strict=True):
-            before, _, move = self.moves(env, layer)
-            reached = env.state_key(env.forward_step(before, move))
-            assert reached.unique().equal(env.state_key(following).unique())
-
-    def test_walks_stay_within_the_layers(self) -> None:
-        """Every state of random walks is listed, under its own key."""
-        env = self.make_env()
-        listed, visited = torch.cat(list(env.layers())), self.visited(env)
-        key, order = env.state_key(listed).sort()
-        row = torch.searchsorted(key, env.state_key(visited)).clamp(max=len(key) - 1)
-        assert listed[order][row].equal(visited), "a state is missing, or shares its key"
+            before, _, move = self.moves(layer)
+            reached = env.state_key(env.forward_step(before, move)).unique()
+            check_same("states reached", reached, env.state_key(following).unique())
+        key, order = key.sort()
+        row = torch.searchsorted(key, env.state_key(self.visited)).clamp(max=len(key) - 1)
+        check_same("the state listed under a key", state[order][row], self.visited, self.visited)
 
     def test_backward_mask_is_the_set_of_edges(self) -> None:
         """A backward mask contains exactly the moves that lead to its state from some state."""
-        env = self.make_env()
+        env = self.env
         state = torch.cat(list(env.layers()))
         key, order = env.state_key(state).sort()
-        before, kind, move = self.moves(env, state)
+        before, kind, move = self.moves(state)
         child = torch.searchsorted(key, env.state_key(env.forward_step(before, move)))
         edges = torch.zeros_like(env.backward_mask(state))
         edges[child, kind] = True
-        assert env.backward_mask(state[order]).equal(edges)
+        check_same("backward_mask", env.backward_mask(state[order]), edges, state[order])
 
     def test_terminating_states_are_indexed_in_order(self) -> None:
-        """``terminating_states`` are those where exit is legal, each with its row as index."""
-        env = self.make_env()
-        state, every = env.terminating_states(), torch.cat(list(env.layers()))
-        assert len(state) == int(env.forward_mask(every)[:, -1].sum())
-        assert env.terminating_index(state).equal(torch.arange(len(state)))
-        assert env.terminating_index(state.flip(0)).equal(torch.arange(len(state)).flip(0))
-
-    def test_words_tell_all_states_apart(self) -> None:
-        """``describe`` gives different words for different terminating states."""
-        env = self.make_env()
-        words = env.describe(env.terminating_states())
-        assert len({*words}) == len(words), "two terminating states have the same words"
+        """``terminating_states`` are those where exit is legal, in words, each row its index."""
+        env, state = self.env, self.env.terminating_states()
+        n = int(env.forward_mask(torch.cat(list(env.layers())))[:, -1].sum())
+        for at, row in ((state, torch.arange(n)), (state.flip(0), torch.arange(n).flip(0))):
+            check_same("terminating_index", env.terminating_index(at), row)
+        check_same("the number of different words", len({*env.describe(state)}), n)
 
     def test_target_is_the_normalised_reward(self) -> None:
         """The target sums to one, and log R(x) - log p(x) is log Z everywhere."""
-        env = self.make_env()
-        for condition in self.conditions(env):
+        env, state = self.env, self.env.terminating_states()
+        for condition in self.conditions():
             log_p = env.target_log_prob(condition)
-            assert log_p.dtype == torch.float64
-            assert_close(log_p.exp().sum().item(), 1.0, rtol=0, atol=1e-9)
-            log_reward = self.log_rewards(env, env.terminating_states(), condition).double()
+            assert_close(log_p.exp().sum(), torch.ones((), dtype=torch.float64))
             at = log_p.isfinite()
-            log_z = torch.full_like(log_p[at], env.log_partition(condition))
-            assert_close(log_reward[at] - log_p[at], log_z)
+            log_z = self.log_rewards(state, condition).double()[at] - log_p[at]
+            assert_close(log_z, torch.full_like(log_z, env.log_partition(condition)))
 
     def test_policy_distribution_sums_to_one(self) -> None:
         """The exact distributions of the uniform and of a random policy sum to one."""
-        env = self.make_env()
+        env = self.env
         generator = torch.Generator().manual_seed(2)
         weight = torch.randn(env.encoded_size, env.n_actions, generator=generator)
 
@@ -355,32 +282,28 @@ class EnumerableEnvConformance(GFNEnvConformance):
             return logits.masked_fill(~env.forward_mask(state), -torch.inf).log_softmax(1)
 
         cases: list[tuple[LogPF, Tensor | None]] = [(uniform_log_pf(env), None)]
-        cases += [(random_log_pf, condition) for condition in (None, *self.conditions(env))]
+        cases += [(random_log_pf, condition) for condition in (None, *self.conditions())]
         for log_pf, condition in cases:
             log_p = env.policy_log_prob(log_pf, chunk_size=1000, condition=condition)
-            assert (len(log_p), log_p.dtype) == (len(env.terminating_states()), torch.float64)
-            assert_close(log_p.exp().sum().item(), 1.0, rtol=0, atol=1e-5)
-            assert log_p.isfinite().all(), "a terminating state is out of reach"
+            check_same("reach of a state", log_p.isfinite(), True, env.terminating_states())
+            one = torch.ones((), dtype=torch.float64)
+            assert_close(log_p.exp().sum(), one, rtol=0, atol=1e-5)
 
     def test_modes_are_where_the_reward_is_highest(self) -> None:
         """Every mode exists, and no state outside one has a higher reward than one inside."""
-        env = self.make_env()
-        state = env.terminating_states()
+        env, state = self.env, self.env.terminating_states()
         mode = env.mode_index(state)
         assert mode.unique().tolist() in ([*range(env.n_modes)], [*range(-1, env.n_modes)])
-        for condition in self.conditions(env):
-            log_reward = self.log_rewards(env, state, condition)
-            rest = log_reward[mode < 0]
-            highest = rest.max() if len(rest) else torch.tensor(-torch.inf)
-            assert (log_reward[mode >= 0] >= highest).all()
+        for condition in self.conditions():
+            log_reward = self.log_rewards(state, condition)
+            highest = log_reward.masked_fill(mode >= 0, -torch.inf).max()
+            check_same("reward of a mode", log_reward[mode >= 0] >= highest, True, state[mode >= 0])
 
     def test_graph_follows_the_environment_to_a_device(self) -> None:
         """After a move to a device, states are listed on it."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        env = self.make_env()
-        before, log_p = env.terminating_states(), env.policy_log_prob(uniform_log_pf(env))
+        env, before = self.env, self.env.terminating_states()
         env.to(device)
-        assert env.terminating_states().device.type == device
-        assert env.target_log_prob(self.conditions(env)[0]).device.type == device
-        assert env.terminating_states().cpu().equal(before)
-        assert_close(env.policy_log_prob(uniform_log_pf(env)).cpu(), log_p)
+        check_same("terminating_states", env.terminating_states().cpu(), before)
+        for tensor in (env.terminating_states(), env.target_log_prob(self.conditions()[0])):
+            check_same("the device", tensor.device.type, device)

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gfn_rb.page.document import view
+    from gfn_rb.page.document import view as view
 
-__all__ = ["view"]
-
-__getattr__ = lazy_exports(__name__, document="view")
+__getattr__, __all__ = lazy_exports(__name__)

@@ -5,23 +5,13 @@ from typing import TYPE_CHECKING
 from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gfn_rb.samplers.groups import GroupSampler
-    from gfn_rb.samplers.priority import PrioritySampler
-    from gfn_rb.samplers.ranked import QuantileRewardSampler, RankRewardSampler, RecencySampler
-    from gfn_rb.samplers.softmax import SoftmaxRewardSampler
+    from gfn_rb.samplers.groups import GroupSampler as GroupSampler
+    from gfn_rb.samplers.priority import PrioritySampler as PrioritySampler
+    from gfn_rb.samplers.ranked import (
+        QuantileRewardSampler as QuantileRewardSampler,
+        RankRewardSampler as RankRewardSampler,
+        RecencySampler as RecencySampler,
+    )
+    from gfn_rb.samplers.softmax import SoftmaxRewardSampler as SoftmaxRewardSampler
 
-__all__ = [
-    "GroupSampler",
-    "PrioritySampler",
-    "QuantileRewardSampler",
-    "RankRewardSampler",
-    "RecencySampler",
-    "SoftmaxRewardSampler",
-]
-__getattr__ = lazy_exports(
-    __name__,
-    groups="GroupSampler",
-    priority="PrioritySampler",
-    ranked="QuantileRewardSampler RankRewardSampler RecencySampler",
-    softmax="SoftmaxRewardSampler",
-)
+__getattr__, __all__ = lazy_exports(__name__)

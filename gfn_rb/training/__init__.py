@@ -9,89 +9,40 @@ from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gfn_rb.training.config import (
-        BayesianDAGConfig,
-        BitSequenceConfig,
-        BoxConfig,
-        ConditionalHyperGridConfig,
-        DeceptiveGridConfig,
-        HyperGridConfig,
-        LineConfig,
-        QM9StringsConfig,
-        RNABindingConfig,
-        TFBind8Config,
-        TrainConfig,
+        BayesianDAGConfig as BayesianDAGConfig,
+        BitSequenceConfig as BitSequenceConfig,
+        BoxConfig as BoxConfig,
+        ConditionalHyperGridConfig as ConditionalHyperGridConfig,
+        DeceptiveGridConfig as DeceptiveGridConfig,
+        HyperGridConfig as HyperGridConfig,
+        LineConfig as LineConfig,
+        QM9StringsConfig as QM9StringsConfig,
+        RNABindingConfig as RNABindingConfig,
+        TFBind8Config as TFBind8Config,
+        TrainConfig as TrainConfig,
     )
     from gfn_rb.training.options import (
-        DRAW,
-        KEEP,
-        AnnealOptions,
-        FeedOptions,
-        KeepDiverse,
-        KeepRecent,
-        KeepTop,
-        ManagersOptions,
-        MetricsOptions,
-        PriorityDraw,
-        QuantileDraw,
-        RankDraw,
-        SearchOptions,
-        SoftmaxDraw,
-        TeacherDraw,
-        TeacherOptions,
-        UniformDraw,
+        DRAW as DRAW,
+        KEEP as KEEP,
+        AnnealOptions as AnnealOptions,
+        FeedOptions as FeedOptions,
+        KeepDiverse as KeepDiverse,
+        KeepRecent as KeepRecent,
+        KeepTop as KeepTop,
+        ManagersOptions as ManagersOptions,
+        MetricsOptions as MetricsOptions,
+        PriorityDraw as PriorityDraw,
+        QuantileDraw as QuantileDraw,
+        RankDraw as RankDraw,
+        SearchOptions as SearchOptions,
+        SoftmaxDraw as SoftmaxDraw,
+        TeacherDraw as TeacherDraw,
+        TeacherOptions as TeacherOptions,
+        UniformDraw as UniformDraw,
     )
-    from gfn_rb.training.replay import REPLAY, TeacherReward
-    from gfn_rb.training.session.launch import resume, train
-    from gfn_rb.training.session.run import RunResult
-    from gfn_rb.training.trainer import Hooks, Trainer
+    from gfn_rb.training.replay import REPLAY as REPLAY, TeacherReward as TeacherReward
+    from gfn_rb.training.session.launch import resume as resume, train as train
+    from gfn_rb.training.session.run import RunResult as RunResult
+    from gfn_rb.training.trainer import Hooks as Hooks, Trainer as Trainer
 
-__all__ = [
-    "DRAW",
-    "KEEP",
-    "REPLAY",
-    "AnnealOptions",
-    "BayesianDAGConfig",
-    "BitSequenceConfig",
-    "BoxConfig",
-    "ConditionalHyperGridConfig",
-    "DeceptiveGridConfig",
-    "FeedOptions",
-    "Hooks",
-    "HyperGridConfig",
-    "KeepDiverse",
-    "KeepRecent",
-    "KeepTop",
-    "LineConfig",
-    "ManagersOptions",
-    "MetricsOptions",
-    "PriorityDraw",
-    "QM9StringsConfig",
-    "QuantileDraw",
-    "RNABindingConfig",
-    "RankDraw",
-    "RunResult",
-    "SearchOptions",
-    "SoftmaxDraw",
-    "TFBind8Config",
-    "TeacherDraw",
-    "TeacherOptions",
-    "TeacherReward",
-    "TrainConfig",
-    "Trainer",
-    "UniformDraw",
-    "resume",
-    "train",
-]
-
-__getattr__ = lazy_exports(
-    __name__,
-    config="BayesianDAGConfig BitSequenceConfig BoxConfig ConditionalHyperGridConfig"
-    " DeceptiveGridConfig HyperGridConfig LineConfig QM9StringsConfig RNABindingConfig"
-    " TFBind8Config TrainConfig",
-    options="DRAW KEEP AnnealOptions FeedOptions KeepDiverse KeepRecent KeepTop"
-    " ManagersOptions MetricsOptions PriorityDraw QuantileDraw RankDraw SearchOptions"
-    " SoftmaxDraw TeacherDraw TeacherOptions UniformDraw",
-    replay="REPLAY TeacherReward",
-    trainer="Hooks Trainer",
-    **{"session.launch": "resume train", "session.run": "RunResult"},
-)
+__getattr__, __all__ = lazy_exports(__name__)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler
-from torchrl.data.replay_buffers.samplers import Sampler as ItemSampler
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler as ItemSampler
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.buffers.presets import (

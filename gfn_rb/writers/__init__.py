@@ -5,12 +5,8 @@ from typing import TYPE_CHECKING
 from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gfn_rb.writers.diversity import DiversityWriter
-    from gfn_rb.writers.fifo import FIFOWriter
-    from gfn_rb.writers.reward import RewardPrioritizedWriter
+    from gfn_rb.writers.diversity import DiversityWriter as DiversityWriter
+    from gfn_rb.writers.fifo import FIFOWriter as FIFOWriter
+    from gfn_rb.writers.reward import RewardPrioritizedWriter as RewardPrioritizedWriter
 
-__all__ = ["DiversityWriter", "FIFOWriter", "RewardPrioritizedWriter"]
-
-__getattr__ = lazy_exports(
-    __name__, diversity="DiversityWriter", fifo="FIFOWriter", reward="RewardPrioritizedWriter"
-)
+__getattr__, __all__ = lazy_exports(__name__)

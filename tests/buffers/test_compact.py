@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 import torch
 from factories import Ladder, assert_equal, seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from containers.container_paths import kind_and_paths, stack
 from factories import two_rows
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import TensorDict
 from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
 

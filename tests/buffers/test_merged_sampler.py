@@ -4,8 +4,7 @@ import pytest
 import torch
 from buffers.merging import counts_of, member, merged, softmax
 from factories import rows
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from statistics_of_draws import chi_square_p
 from torchrl.data.replay_buffers.samplers import (
     RandomSampler,

@@ -8,8 +8,7 @@ import pytest
 import torch
 from buffers.packed_episodes import PlainPacker, episodes_in
 from factories import Ladder
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torchrl.collectors import Collector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import (

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.test_hostile_files import Parts, memory, mutant
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_stack
 from torch import Tensor
 from torchrl.data import LazyStackStorage, ListStorage, ReplayBuffer, TensorDictReplayBuffer

@@ -6,8 +6,7 @@ from itertools import accumulate
 import pytest
 import torch
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gfn_rb.codec import primitives as module
 from gfn_rb.codec.layout import FRAME, MAGIC, SMALL_NBYTES, VERSION, Layout, Prefix, TensorInfo

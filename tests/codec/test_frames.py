@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import NonTensorData, TensorDict
 
 from gfn_rb.checkpoint import load_state, save_state

@@ -9,8 +9,7 @@ import pytest
 import torch
 from containers.container_paths import Kind, kind_and_paths, same, stack, unstack
 from factories import two_rows
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import LazyStackedTensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 

@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import NonTensorData, TensorDict, lazy_stack
 from torchrl.data import LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 

@@ -12,8 +12,7 @@ from containers.container_paths import (
     transition_rows,
 )
 from factories import SINK, two_rows
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from gfn_rb import Trajectories

@@ -1,8 +1,7 @@
 import pytest
 import torch
 from factories import objects, trajectories, transitions
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from gfn_rb.containers.objects import object_keys, stand_alone, terminating_states

@@ -7,8 +7,7 @@ import pytest
 import torch
 from containers.container_paths import Kind, Path, kind_and_paths, paths_of, same, stack, unstack
 from factories import SINK, two_rows
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from gfn_rb.containers import Trajectories

@@ -4,8 +4,7 @@ import pytest
 import torch
 from device.test_rows import CAPACITY, PRESETS, SIDES, content, options_of, trajectories
 from device.test_waits import buffer
-from factories import linear_policy
-from factories import rows as numbered
+from factories import linear_policy, rows as numbered
 from tensordict import NonTensorStack
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gfn_rb.envs import BitSequence
 from gfn_rb.envs.bit_sequence import BLOCKS, draw_modes

@@ -71,28 +71,28 @@ def exit_anywhere(mask, state):
 @pytest.mark.parametrize(
     ("env", "promise", "found"),
     [
-        (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "have the sizes and dtypes",
+        (breaking("forward_mask", lambda mask, *_: mask[:, :-1]), "the sizes and dtypes",
          "the shape of forward_mask(source(3)) is [3, 2], expected [3, 3]"),
-        (breaking("forward_mask", lambda mask, *_: mask | True), "The sink has no legal action",
+        (breaking("forward_mask", lambda mask, *_: mask | True), "the sink neither",
          "forward_mask(sink).any(1) is True, expected False, for state [-1, -1]"),
-        (breaking("backward_mask", lambda mask, *_: mask & False), "Every legal move is in",
-         "a move in backward_mask of its result is False, expected True, for state [0, 0] and "
-         "action 0"),
+        (breaking("backward_mask", lambda mask, *_: mask & False), "Each legal move, forward",
+         "a forward move in backward_mask of its result is False, expected True, for state "
+         "[0, 0] and action 0"),
         (breaking("backward_mask", every_move, DeceptiveGrid, (2, 6)),
          "ends in the source",
          "for state [-2, 0]"),
         (breaking("forward_mask", exit_anywhere, TFBind8, ()), "in terminating states alone",
          "is True, expected False, for state [-1, "),
-        (breaking("undo", lambda state, *_: state + 1), "Every legal move",
+        (breaking("undo", lambda state, *_: state + 1), "Each legal move",
          "backward_step is [1, 1], expected [0, 0], for state [1, 0] and action 0"),
-        (breaking("encode", lambda code, *_: code * 0), "``encode`` gives",
-         "encode of states [[0, 0], [0, 1]] is the same, expected different rows"),
-        (breaking("describe", lambda words, *_: words[1:]), "``describe`` gives one line",
+        (breaking("encode", lambda code, *_: code * 0), "``encode``, ``fing",
+         "encode of states [0, 0] and [0, 1] is the same"),
+        (breaking("describe", lambda words, *_: words[1:]), "and ``describe``",
          "the number of texts of describe(state) is "),
-        (breaking("describe", lambda words, *_: ["a\nb" for _ in words]), "``describe`` gives",
+        (breaking("describe", lambda words, *_: ["a\nb" for _ in words]), "and ``describe``",
          r"describe gives 'a\nb', expected one line of text"),
-        (breaking("describe", lambda words, *_: ["x" for _ in words]), "``describe`` gives",
-         "describe of states [0, 0] and [0, 1] is the same, 'x', expected different texts"),
+        (breaking("describe", lambda words, *_: ["x" for _ in words]), "and ``describe``",
+         "describe of states [0, 0] and [0, 1] is the same"),
         (breaking("log_reward", lambda value, *_: value.double()), "is a float32",
          "the dtype of log_reward is torch.float64, expected torch.float32"),
         (breaking("log_reward", lambda value, *_: value * torch.nan), "is a float32",
@@ -116,7 +116,7 @@ def test_an_exit_that_is_legal_too_often_or_too_seldom_is_found():
     check_env(TFBind8(), every_state_terminates=False)
     with pytest.raises(ArgumentError, match=r"True in all \d+ states.*\[0, 0\].*expected False"):
         check_env(HyperGrid(2, 5), every_state_terminates=False)
-    with pytest.raises(ArgumentError, match=r"is False, expected True, for state \[-2\.4"):
+    with pytest.raises(ArgumentError, match=r"is False, expected True, for state \[-"):
         check_env(Line(), every_state_terminates=True)
 
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from factories import CountOnes
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from gfn_rb.envs import EnumerableEnv, HyperGrid, TFBind8, enumerable, uniform_log_pf

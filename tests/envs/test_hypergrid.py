@@ -5,8 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gfn_rb.envs import HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance

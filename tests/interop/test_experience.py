@@ -4,8 +4,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gfn_rb.kernels import compiled
 from gfn_rb.kernels.order import LAST_TIE, Order

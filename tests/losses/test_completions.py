@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gfn_rb.losses import clipped_ratio, completion_log_prob, group_residual
 

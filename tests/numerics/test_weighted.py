@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from factories import seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
 from gfn_rb.errors import ArgumentError

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from factories import CountOnes, linear_policy, seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from factories import Ladder, assert_sound, linear_policy, policy_of, seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from statistics_of_draws import chi_square_p
 
 from gfn_rb.envs import HyperGrid, TFBind8

@@ -7,8 +7,7 @@ import pytest
 import torch
 from buffers.merging import member, merged, softmax
 from factories import buffer_of, rows
-from samplers.test_group_sampler import buffer as buffer_of_groups
-from samplers.test_group_sampler import law as law_of_groups
+from samplers.test_group_sampler import buffer as buffer_of_groups, law as law_of_groups
 from samplers.test_reward_samplers import LOG_REWARD, SAMPLERS, law_of_rows
 from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
 

@@ -38,8 +38,8 @@ from gfn_rb.training import (
     TFBind8Config,
     TrainConfig,
     UniformDraw,
+    options as literals,
 )
-from gfn_rb.training import options as literals
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.session.rank_hooks import BASELINE, SEND
 

@@ -4,8 +4,7 @@ import pickle
 import pytest
 import torch
 from factories import DEVICES
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensordict import TensorDict, lazy_stack
 from torchrl.data import (
     LazyTensorStorage,

@@ -9,13 +9,11 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tensordict import TensorDict, lazy_stack
 from torchrl.data import LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from writers.diverse_rule import Item, rule
-from writers.test_oracle import KEYS
-from writers.test_oracle import WRITERS as UNGROUPED
+from writers.test_oracle import KEYS, WRITERS as UNGROUPED
 
 from gfn_rb import RaggedStorage
 from gfn_rb.buffers import fifo_buffer

@@ -3,8 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gfn_rb.kernels.near import distance, distances, nearest
 from gfn_rb.numerics.flat import equal_bits

@@ -2,8 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from remote.remote_runs import objects, transitions
 from statistics_of_draws import chi_square_p
 

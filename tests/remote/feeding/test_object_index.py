@@ -1,7 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from remote.remote_runs import objects, trajectories, transitions
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 

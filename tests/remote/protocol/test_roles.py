@@ -1,8 +1,7 @@
 """Who trains and who manages, in cases worked out by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from remote.remote_runs import group
 
 from gfn_rb.errors import ArgumentError

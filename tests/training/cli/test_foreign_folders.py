@@ -8,8 +8,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from training.training_runs import GRID
 
 from gfn_rb.checkpoint import save_state

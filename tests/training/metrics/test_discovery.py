@@ -2,8 +2,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid

@@ -13,8 +13,7 @@ from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.training import ManagersOptions, Trainer, report, resume, train
-from gfn_rb.training.session import launch
-from gfn_rb.training.session import run as run_module
+from gfn_rb.training.session import launch, run as run_module
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
 from gfn_rb.transports.launch import Launch
