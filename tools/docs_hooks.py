@@ -108,9 +108,12 @@ def reference(module: str) -> str:
 def public_names(module: str) -> list[str]:
     """Return what a module exports, or defines if it exports nothing: presets before options."""
     found = _object(module)
-    names = found.exports or [
-        name for name, each in found.members.items() if not each.is_alias and name[0] != "_"
-    ]
+    exported = [name for name, each in found.members.items() if each.is_alias and not each.runtime]
+    names = (
+        found.exports
+        or (exported if found.is_init_module else None)
+        or [name for name, each in found.members.items() if not each.is_alias and name[0] != "_"]
+    )
     return sorted(
         map(str, names), key=lambda name: (name[-7:] != "_buffer", name[-7:] == "Options")
     )
