@@ -1,49 +1,48 @@
-"""Messages between processes by torch.distributed's Gloo: TCP, and nothing to install.
+"""Messages between processes over TCP sockets; processes meet through a store of torch.
 
-Gloo has no probe: it receives a given number of bytes from a given rank. A thread for each peer
-therefore receives heads, which tell how much follows, and puts messages into a mailbox.
+The first 16 bytes of a message are its size and tag, which its content follows. A thread for each
+peer receives messages and puts them into a mailbox.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import queue
+import secrets
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
 import numpy as np
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError
 from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
 from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage, joined
 
-# The first piece has a fixed size, which the receiver must know beforehand: bytes and tag of the
-# message, then its first bytes, which for most messages are all.
-_HEAD = struct.Struct("<qq")
-_FIRST = 4096
-_INLINE = _FIRST - _HEAD.size
-# In place of the number of bytes: the last that comes from a peer, and the reply to it.
-_GOODBYE = -1
-_FAREWELL = -2
-_CHUNK = 1 << 24
-_FOREVER = timedelta(days=365)
+_HEAD = struct.Struct("<qq")  # bytes and tag of a message
+_GOODBYE = -1  # in place of the number of bytes: the last that comes from a peer
+_MOST_BUFFERS = 64  # systems limit the buffers of one call
+_CHUNK = 1 << 20
+_LONGEST = timedelta(days=365)
+_STRANGER = 5.0  # seconds to authenticate, in which others wait
 
 
 class GlooTransport(MailboxTransport):
-    """The endpoint of this process in a Gloo group of its own.
+    """The endpoint of this process in a group of processes, connected by TCP sockets.
 
-    The constructor waits until all processes have called it. Two threads for each peer send and
-    receive, so that messages move at any time. An endpoint holds at most ``max_nbytes`` of
-    unreceived messages; further ones wait at their senders. A handle is done when the message has
-    left the process.
+    The constructor waits until all processes have called it. Processes find each other through a
+    store of torch.distributed, as its Gloo backend does, and prove to each other that they know a
+    random key from it. Content is not encrypted. A thread for each peer receives, so messages
+    arrive at any time. An endpoint holds at most ``max_nbytes`` of unreceived messages of a peer;
+    further ones wait at their sender. A handle is done when the message has left the process.
 
     Args:
         where: how the processes find each other: ``"env://"``, ``"tcp://HOST:PORT"``,
@@ -57,7 +56,7 @@ class GlooTransport(MailboxTransport):
     Raises:
         ArgumentError: an argument has a value that is not allowed; the message names it.
         TransportTimeoutError: not all processes came in time.
-        TransportError: this torch has no Gloo, or Gloo fails.
+        TransportError: this torch has no torch.distributed.
     """
 
     def __init__(
@@ -68,26 +67,24 @@ class GlooTransport(MailboxTransport):
         timeout: float = TIMEOUT,
         max_nbytes: int = MAX_NBYTES,
     ) -> None:
-        patience = timedelta(seconds=min(checked_timeout(timeout), _FOREVER.total_seconds()))
-        if not dist.is_available() or not dist.is_gloo_available():
-            raise TransportError("GlooTransport needs a torch built with Gloo")
+        patience = timedelta(seconds=min(checked_timeout(timeout), _LONGEST.total_seconds()))
+        if not dist.is_available():
+            raise TransportError("GlooTransport needs a torch built with torch.distributed")
         if isinstance(where, str):
             where, rank, size = meet(where, rank, size, patience)
         if not 0 <= rank < size:
             raise ArgumentError(f"rank is {rank} of size {size}; expected 0 to {size - 1}")
         super().__init__(rank, Mailboxes(size), timeout, max_nbytes)
         where.set_timeout(patience)
-        store = dist.PrefixStore("gfn_rb", where)
+        self._store = where  # which others may still ask where this process serves it
         try:
-            store.set(f"host/{rank}", socket.gethostname())
-            self._hosts = [store.get(f"host/{each}").decode() for each in range(size)]
-            self._group: Any = dist.ProcessGroupGloo(store, rank, size, patience)
-        except RuntimeError as error:
+            self._hosts, sockets = _connected(where, rank, size, patience.total_seconds())
+        except (RuntimeError, OSError, EOFError, AuthenticationError) as error:
             raise TransportTimeoutError(
                 f"rank {rank} did not meet all {size} ranks within {patience.total_seconds():g} s: "
                 f"{' '.join(str(error).split())[:200]}"
             ) from error
-        self._peers = {peer: PeerConnection(self, peer) for peer in set(range(size)) - {rank}}
+        self._peers = {peer: PeerConnection(self, peer, sockets[peer]) for peer in sockets}
         for peer in self._peers.values():
             peer.sender.start()
             peer.receiver.start()
@@ -97,11 +94,12 @@ class GlooTransport(MailboxTransport):
         return self._hosts[rank]
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
-        message = QueuedMessage(self, self.rank, dest, tag, joined(parts, nbytes))
         if dest == self.rank:
+            message = QueuedMessage(self, dest, dest, tag, joined(parts, nbytes))
             self._mailboxes.put(message)
         else:
-            self._peers[dest].send(message)
+            message = QueuedMessage(self, self.rank, dest, tag, np.empty(0, np.uint8), nbytes)
+            self._peers[dest].send(message, parts)
         return message
 
     def _close(self, seconds: float) -> None:
@@ -112,7 +110,8 @@ class GlooTransport(MailboxTransport):
             self._mailboxes.notify()
         for peer in self._peers.values():
             peer.outgoing.put(None)
-        # A thread that waits inside Gloo must not outlive the interpreter.
+        # A socket that is closed with unread bytes takes back what was sent: both sides first read
+        # to the end.
         for peer in self._peers.values():
             for thread in (peer.sender, peer.receiver):
                 thread.join(min(max(0.0, end - time.monotonic()), threading.TIMEOUT_MAX))
@@ -127,103 +126,86 @@ class GlooTransport(MailboxTransport):
 class PeerConnection:
     """The connection to one peer, and the two threads that serve it.
 
-    Only a message wakes a thread that waits inside Gloo. An endpoint that closes therefore sends a
-    closing message, and the peer's sender answers it: both receivers then end.
+    A message is sent by the caller as far as it goes without waiting; a thread sends the rest.
     """
 
-    def __init__(self, transport: GlooTransport, peer: int) -> None:
-        # Messages with their pieces that Gloo still sends; (None, []) asks for a farewell, None
-        # for the end.
-        self.outgoing: queue.SimpleQueue[
-            tuple[QueuedMessage | None, list[tuple[Any, Tensor]]] | None
-        ] = queue.SimpleQueue()
-        self.sender = self._thread(self._send_all, "send to")
-        self.receiver = self._thread(self._receive_all, "receive from")
+    def __init__(self, transport: GlooTransport, peer: int, connected: socket.socket) -> None:
+        # Messages with what is left to send of them; None says goodbye.
+        self.outgoing: queue.SimpleQueue[tuple[QueuedMessage, list[memoryview]] | None] = (
+            queue.SimpleQueue()
+        )
+        self.sender = threading.Thread(target=self._send_all, daemon=True)
+        self.receiver = threading.Thread(target=self._receive_all, daemon=True)
         self._transport = transport
-        self._group = transport._group
         self._mailboxes = transport._mailboxes
         self._peer = peer
+        self._socket = connected
+        self._n_outgoing = 0
         self._untaken: list[QueuedMessage] = []
-        # The pieces of one message must follow each other, and none may follow the last one.
-        self._sending = threading.Lock()
+        self._sending = threading.Lock()  # the bytes of one message follow each other
 
-    def send(self, message: QueuedMessage) -> None:
-        """Begin to send a message; the sender waits for its end."""
+    def send(self, message: QueuedMessage, parts: list[Part]) -> None:
+        """Begin to send a message."""
+        head = memoryview(_HEAD.pack(message.nbytes, message.envelope.tag))
+        left = [head]
+        for part in parts:
+            left.append(memoryview(part.make()) if isinstance(part, LazyBuffer) else part)
+        if len(left) > _MOST_BUFFERS:
+            left = [memoryview(b"".join(left))]
         with self._sending:
             self._transport.check_present(self._peer)
-            data, first = message.data, np.empty(_FIRST, np.uint8)
-            _HEAD.pack_into(first.data, 0, len(data), message.envelope.tag)
-            inline = data[:_INLINE]
-            first[_HEAD.size : _HEAD.size + len(inline)] = inline
-            parts = map(torch.from_numpy, (first, *_chunks(data[_INLINE:])))
-            try:  # Gloo does not keep alive what it sends
-                works = [(self._group.send([part], self._peer, 0), part) for part in parts]
-            except RuntimeError as error:
-                self._fail("send to", error)
-                self._transport.check_present(self._peer)  # which raises
+            if not self._n_outgoing:
+                with suppress(OSError):  # no room, or the peer is gone, as the receiver will find
+                    left = _after(left, self._socket.sendmsg(left, [], socket.MSG_DONTWAIT))
+            if left:
+                self._n_outgoing += 1
+                self.outgoing.put((message, left))
             else:
-                self.outgoing.put((message, works))
-
-    def _send_last(self, what: int) -> None:
-        last = torch.zeros(_FIRST, dtype=torch.uint8)
-        _HEAD.pack_into(last.numpy().data, 0, what, 0)
-        self._group.send([last], self._peer, 0).wait(_FOREVER)
-
-    def _thread(self, work: Callable[[], None], what: str) -> threading.Thread:
-        def run() -> None:
-            try:
-                work()
-            except RuntimeError as error:
-                self._fail(what, error)
-
-        return threading.Thread(target=run, daemon=True)
-
-    def _fail(self, what: str, error: RuntimeError) -> None:  # Gloo has no kinds of errors
-        reason = " ".join(str(error).split())[:200]
-        self._mailboxes.mark_gone(self._peer, f"cannot {what} it: {reason}")
+                message.deliver()
 
     def _send_all(self) -> None:
-        while (begun := self.outgoing.get()) is not None:
-            message, works = begun
-            if message is None:  # after everything sent before, which the peer still reads
+        with suppress(OSError):  # the peer is gone: the receiver says so after its last message
+            while (begun := self.outgoing.get()) is not None:
+                message, left = begun
+                for each in left:
+                    self._socket.sendall(each)
+                message.deliver()
                 with self._sending:
-                    self._mailboxes.mark_gone(self._peer, "it closed its endpoint")
-                    self._send_last(_FAREWELL)
-                continue
-            for work, _ in works:
-                work.wait(_FOREVER)
-            message.deliver()
-        with self._sending:
-            if self._peer not in self._mailboxes.gone:
-                self._send_last(_GOODBYE)
+                    self._n_outgoing -= 1
+            self._socket.sendall(_HEAD.pack(_GOODBYE, 0))
+            self._socket.shutdown(socket.SHUT_WR)
 
     def _receive_all(self) -> None:
-        first = np.empty(_FIRST, np.uint8)
-        while True:
-            self._receive(first)
-            nbytes, tag = _HEAD.unpack_from(first.data)
-            if nbytes < 0:
-                self.outgoing.put((None, []))
-                return
-            message = self._received(nbytes, tag, first[_HEAD.size :][:nbytes])
-            if not self._mailboxes.closed:
-                self._mailboxes.put(message)
+        reason, head = "it closed its endpoint", memoryview(bytearray(_HEAD.size))
+        try:
+            while True:
+                self._receive(head)
+                nbytes, tag = _HEAD.unpack(head)
+                if nbytes < 0:
+                    break
+                message = self._received(nbytes, tag)
+                if not self._mailboxes.closed:
+                    self._mailboxes.put(message)
+        except OSError as error:
+            reason = f"its process died: {error}"
+        self._mailboxes.mark_gone(self._peer, reason)
+        self.outgoing.put(None)  # after what was sent before, which the peer still reads
+        self.sender.join()
+        self._socket.close()
 
-    def _received(self, nbytes: int, tag: int, inline: np.ndarray) -> QueuedMessage:
-        """Receive the rest of a message; drop one that is too large."""
-        here, n_left = self._transport, nbytes - len(inline)
+    def _received(self, nbytes: int, tag: int) -> QueuedMessage:
+        """Receive the content of a message; drop one that is too large."""
+        here = self._transport
         if nbytes > here.max_nbytes:
-            scratch = np.empty(min(n_left, _CHUNK), np.uint8)
-            for start in range(0, n_left, _CHUNK):
-                self._receive(scratch[: n_left - start])
-            return QueuedMessage(here, self._peer, here.rank, tag, scratch[:0], nbytes)
+            scratch = memoryview(bytearray(min(nbytes, _CHUNK)))
+            for start in range(0, nbytes, _CHUNK):
+                self._receive(scratch[: nbytes - start])
+            return QueuedMessage(here, self._peer, here.rank, tag, np.empty(0, np.uint8), nbytes)
         self._mailboxes.wait(
             lambda: self._has_room(nbytes) or self._mailboxes.closed or None, math.inf
         )
         data = np.empty(nbytes, np.uint8)
-        data[: len(inline)] = inline
-        for chunk in _chunks(data[len(inline) :]):
-            self._receive(chunk)
+        self._receive(data.data)
         message = QueuedMessage(here, self._peer, here.rank, tag, data)
         self._untaken.append(message)
         return message
@@ -234,12 +216,24 @@ class PeerConnection:
         held = sum(message.nbytes for message in self._untaken)
         return held + nbytes <= self._transport.max_nbytes
 
-    def _receive(self, place: np.ndarray) -> None:
-        self._group.recv([torch.from_numpy(place)], self._peer, 0).wait(_FOREVER)
+    def _receive(self, place: memoryview) -> None:
+        while len(place):
+            n = self._socket.recv_into(place, 0, socket.MSG_WAITALL)
+            if not n:
+                raise ConnectionResetError("the connection ended")
+            place = place[n:]
 
 
-def _chunks(data: np.ndarray) -> list[np.ndarray]:
-    return [data[i : i + _CHUNK] for i in range(0, len(data), _CHUNK)]
+def _after(buffers: list[memoryview], n: int) -> list[memoryview]:
+    """Return what comes after the first n bytes of buffers."""
+    for i, each in enumerate(buffers):
+        if n < len(each):
+            return [each[n:], *buffers[i + 1 :]]
+        n -= len(each)
+    return []
+
+
+# How processes meet.
 
 
 def meet(where: str, rank: int, size: int, patience: timedelta) -> tuple[dist.Store, int, int]:
@@ -251,3 +245,78 @@ def meet(where: str, rank: int, size: int, patience: timedelta) -> tuple[dist.St
             f"where is {where!r}, by which rank {rank} of {size} did not find the others: "
             f"{' '.join(str(error).split())[:200]}"
         ) from error
+
+
+def _connected(
+    where: dist.Store, rank: int, size: int, seconds: float
+) -> tuple[list[str], dict[int, socket.socket]]:
+    """Return the name of every rank's machine, and the sockets to all other ranks."""
+    end, store = time.monotonic() + seconds, dist.PrefixStore("gfn_rb", where)
+    sockets: dict[int, socket.socket] = {}
+    address = _own_address(where)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as server:
+        if rank == 0:
+            store.set("key", secrets.token_hex(32))
+        store.set(f"at/{rank}", f"{address} {server.getsockname()[1]} {socket.gethostname()}")
+        at = [store.get(f"at/{each}").decode().split() for each in range(size)]
+        key = store.get("key")
+        # Each rank calls those below it and is called by those above it: somebody always answers.
+        for peer in range(rank):
+            place = at[peer][0], int(at[peer][1])
+            sockets[peer] = _called(place, rank, key, end - time.monotonic())
+        while len(sockets) < size - 1:
+            server.settimeout(max(end - time.monotonic(), 1e-3))
+            caller, _ = server.accept()
+            if rank < (peer := _rank_of(caller, key)) < size:
+                sockets[peer] = caller
+            else:
+                caller.close()
+    for each in sockets.values():
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _limited(each, 0.0).close()
+    return [host for _, _, host in at], sockets
+
+
+def _own_address(store: dist.Store) -> str:
+    """Return the address by which this machine reaches the store, and other machines reach it."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host = store.host if isinstance(store, dist.TCPStore) else socket.gethostname()
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:  # which sends nothing
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _called(address: tuple[str, int], rank: int, key: bytes, seconds: float) -> socket.socket:
+    """Return a socket to the rank that listens at an address."""
+    called = socket.create_connection(address, seconds)
+    with _limited(called, seconds) as connection:
+        answer_challenge(connection, key)
+        connection.send_bytes(b"%d" % rank)
+        deliver_challenge(connection, key)
+    return called
+
+
+def _rank_of(caller: socket.socket, key: bytes) -> int:
+    """Return the rank that calls, -1 for a stranger."""
+    try:
+        with _limited(caller, _STRANGER) as connection:
+            deliver_challenge(connection, key)
+            rank = int(connection.recv_bytes(_HEAD.size))
+            answer_challenge(connection, key)
+            return rank
+    except Exception:  # a stranger may send anything
+        return -1
+
+
+def _limited(connected: socket.socket, seconds: float) -> Connection:
+    """Return a second way to use a socket, and let its reads take so long; 0 is without limit."""
+    connected.settimeout(None)  # a limit of Python's would make it non-blocking
+    limit = struct.pack("ll", math.ceil(seconds), 0)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    return Connection(os.dup(connected.fileno()))

@@ -1,4 +1,4 @@
-"""Gloo: how processes find each other, or do not, and what a death looks like."""
+"""Sockets: how processes find each other, or do not, and what a death looks like."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from transports.ranks import environment
 
 from gfn_rb.errors import ArgumentError, PeerLostError, TransportError, TransportTimeoutError
 from gfn_rb.transports import GlooTransport
+from gfn_rb.transports.base import Part
 from gfn_rb.transports.local import QueuedMessage
 
 DYING = """
@@ -71,8 +73,8 @@ def test_a_peer_that_closes_once_it_has_a_message_takes_nothing_back(
     a, b = pair
     send = a._peers[1].send
 
-    def send_and_see_it_close(message: QueuedMessage) -> None:
-        send(message)
+    def send_and_see_it_close(message: QueuedMessage, parts: list[Part]) -> None:
+        send(message, parts)
         assert bytes(b.recv().data) == b"goodbye"
         b.close()
         assert a._mailboxes.wait(lambda: 1 in a._mailboxes.gone or None, 10.0)
@@ -91,9 +93,9 @@ def test_who_closes_does_not_wait_for_others_to_close(pair: list[GlooTransport])
 
 def test_closing_with_messages_on_their_way_says_so(pair: list[GlooTransport]) -> None:
     a, b = pair
-    b.max_nbytes = 6_000_000
+    b.max_nbytes = 60_000_000
     for _ in range(2):  # of which there is room for one
-        a.isend([bytes(5_000_000)], 1)
+        a.isend([bytes(50_000_000)], 1)
     assert b.probe(timeout=10.0) is not None
     with pytest.raises(TransportTimeoutError, match=r"on their way to ranks \[1\], .* within 0\.1"):
         a.close(0.1)
@@ -115,6 +117,29 @@ def test_long_messages_travel_in_pieces(
     with pytest.raises(TransportError, match="rank 0 sent 2501 bytes; expected at most"):
         b.recv()
     assert bytes(b.recv().data) == b"next"
+
+
+def test_strangers_are_not_let_in() -> None:
+    store, before = dist.HashStore(), socket.create_server
+    strangers: list[socket.socket] = []
+
+    def server_found_by_strangers(*arguments: Any, **options: Any) -> socket.socket:
+        server = before(*arguments, **options)
+        for words in (b"", bytes(1 << 16), b"\0\0\0\x10" + bytes(16)):  # the last: no digest
+            strangers.append(socket.create_connection(server.getsockname()))
+            strangers[-1].sendall(words)
+        strangers[0].shutdown(socket.SHUT_WR)
+        return server
+
+    with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gfn_rb.transports.gloo._STRANGER", 0.5)
+        patch.setattr(socket, "create_server", server_found_by_strangers)
+        a, b = pool.map(lambda rank: GlooTransport(store, rank, 2, timeout=20.0), range(2))
+        a.send([b"mine"], 1)
+        assert bytes(b.recv(0).data) == b"mine"
+        [*pool.map(lambda transport: transport.close(), (a, b))]
+    for each in strangers:
+        each.close()
 
 
 def test_whoever_comes_alone_is_told_in_time(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ class ReplayBuffer(Checked):
         remote_manager_rank: rank of the :class:`ReplayBufferManager` that added items are sent
             to; None sends nothing.
         remote_buffer_freq: number of adds whose items are sent together.
-        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
-            processes of torch.distributed. Its first use in a process waits for all processes.
+        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both sockets between
+            the processes of torch.distributed. Its first use in a process waits for all processes.
         timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
             waiting for a reply.
         async_score: read the reply to a batch at the next add, so that scores are one add old.
@@ -477,8 +477,8 @@ class TerminatingStateBuffer(ReplayBuffer):
     Args:
         env: torchgfn environment of the items.
         capacity: the number of items kept.
-        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
-            processes of torch.distributed. Its first use in a process waits for all processes.
+        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both sockets between
+            the processes of torch.distributed. Its first use in a process waits for all processes.
         timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
             waiting for a reply.
         **options: the other arguments of :class:`ReplayBuffer`.

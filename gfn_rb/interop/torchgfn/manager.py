@@ -46,8 +46,8 @@ class ReplayBufferManager(Checked):
         diverse_replay_buffer: keep items apart from each other, too.
         capacity: the number of items kept.
         remote_manager_rank: must be None, as a manager has no manager of its own.
-        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both Gloo between the
-            processes of torch.distributed. Its first use in a process waits for all processes.
+        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both sockets between
+            the processes of torch.distributed. Its first use in a process waits for all processes.
         timing: print the seconds of each phase of :meth:`run` and of each add at its end.
         store_locally: keep the items instead of only scoring them.
         baseline_strategy: the log-reward that workers with ``baseline_filtering`` compare with.
