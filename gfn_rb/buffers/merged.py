@@ -16,7 +16,12 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind
-from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
+from gfn_rb.buffers.merged_sampler import (
+    MergedSampler,
+    Shares,
+    StackedSampler,
+    chosen_members,
+)
 from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, Readable
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
@@ -72,7 +77,8 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         generator: ``torch.Generator`` of merged draws, and from now on of the members. None leaves
             the members theirs, and merged draws use PyTorch's global generator.
         sample_from_all: whether to draw n / k rows from each member, stacked; needs equal weights.
-        num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked.
+        num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked. No
+            effect beside ``sample_from_all``.
         **kwargs: keywords below.
 
     Keyword Args:
@@ -114,8 +120,11 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
                 as_count(name, value)
         require_kind("generator", generator, torch.Generator, lambda value: value is None)
         self._stacks = sample_from_all or num_buffer_sampled is not None
+        if sample_from_all:
+            num_buffer_sampled = None  # all of them
         if p == "auto":
-            draws_by_reward = all(isinstance(rb.sampler, SoftmaxRewardSampler) for rb in members)
+            parts = [rb.sampler for rb in members] or compat.member_samplers(kwargs["samplers"])
+            draws_by_reward = all(isinstance(each, SoftmaxRewardSampler) for each in parts)
             p = "mass" if draws_by_reward and not self._stacks else None
         if self._stacks and isinstance(p, str):
             raise ArgumentError(
@@ -172,9 +181,15 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
 
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
         ensemble = super()._maybe_make_sampler(sampler)
-        if self._stacks:
+        parts = compat.member_samplers(ensemble)
+        if not self._stacks:
+            return MergedSampler(*parts, p=self._shares)
+        if len(set(map(type, parts))) == 1:
             return ensemble
-        return MergedSampler(*compat.member_samplers(ensemble), p=self._shares)
+        n = None if ensemble.sample_from_all else ensemble.num_buffer_sampled
+        return StackedSampler(
+            *parts, p=ensemble.p, sample_from_all=ensemble.sample_from_all, num_buffer_sampled=n
+        )
 
     # Sampling.
 
@@ -306,7 +321,7 @@ def _joined(batches: Sequence[Any], members: Sequence[int], groups: Groups) -> A
 
 
 def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    if not members and "storages" not in kwargs:
+    if not members and not {"storages", "samplers", "writers"} <= kwargs.keys():
         raise ArgumentError("members must be at least one buffer, got none")
     for i, member in enumerate(members):
         if not isinstance(member, ReplayBuffer) or isinstance(member, ReplayBufferEnsemble):

@@ -221,7 +221,7 @@ class MergedSampler(SamplerEnsemble):
             )
         # TorchRL's own way, but for empty members, which it would draw from and fail.
         share = self._weights(compat.member_storages(storage))
-        ensemble = SamplerEnsemble(*self._samplers, p=share)
+        ensemble = StackedSampler(*self._samplers, p=share)
         compat.set_ensemble_generator(ensemble, self._rng)
         return ensemble.sample(storage, n)
 
@@ -271,6 +271,40 @@ class MergedSampler(SamplerEnsemble):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]},\n    p={self._p})"
+
+
+class StackedSampler(SamplerEnsemble):
+    """TorchRL's ensemble of samplers, which stacks batches by member, for samplers of any classes.
+
+    TorchRL stacks what samplers say of their draws, and fails where one says more than another.
+    Of samplers of different classes, this class keeps ``draw_log_prob`` if all of them give it.
+    """
+
+    def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
+        """Draw the same number of rows from each of several members."""
+        members = self._samplers
+        if len(set(map(type, members))) == 1:
+            return super().sample(storage, batch_size)
+        kept = [DRAW_LOG_PROB] if all(isinstance(each, KeySampler) for each in members) else []
+        ensemble = SamplerEnsemble(
+            *(_Silenced(each, kept) for each in members),
+            p=self.p,
+            sample_from_all=self.sample_from_all,
+            num_buffer_sampled=self.num_buffer_sampled,
+        )
+        compat.set_ensemble_generator(ensemble, self._rng)
+        return ensemble.sample(storage, batch_size)
+
+
+class _Silenced:
+    """A sampler that says only some things of its draws."""
+
+    def __init__(self, sampler: Sampler, kept: Sequence[str]) -> None:
+        self._sampler, self._kept = sampler, kept
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
+        index, info = self._sampler.sample(storage, batch_size)
+        return index, {key: info[key] for key in self._kept}
 
 
 def chosen_members(index: Any, n_members: int) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import KeepsArguments, as_count, kind_of
 from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
@@ -23,10 +24,13 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_laid_out, storage_device
-from gfn_rb.torchrl_compat import clear_prefetched, outside_graph, replay_lock, write_lock
-
-if TYPE_CHECKING:
-    pass
+from gfn_rb.torchrl_compat import (
+    clear_prefetched,
+    empty_part,
+    outside_graph,
+    replay_lock,
+    write_lock,
+)
 
 
 class DrawsAhead(ReplayBuffer):
@@ -367,6 +371,22 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         if self.rate_limiter is not None:
             stats["target_samples_per_insert"] = self.rate_limiter.samples_per_insert
         return stats
+
+    def set_storage(
+        self, storage: Storage, collate_fn: Callable[..., Any] | None = None
+    ) -> Storage:
+        """Replace the storage, and return the former one. Later rows are written to the new one.
+
+        Args:
+            storage: the new storage.
+            collate_fn: callable that turns stored rows into a batch. Default: that of the storage.
+        """
+        with replay_lock(self), write_lock(self):
+            former = super().set_storage(storage, collate_fn)
+            empty_part(self.writer)  # of the former rows, to which TorchRL's would go on writing
+            self.writer.register_storage(storage)
+        clear_prefetched(self)
+        return former
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Remove all rows.

@@ -34,7 +34,7 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
-from gfn_rb.samplers import PrioritySampler
+from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter
 
 LOG_REWARDS = [[0.0, 1.0, 2.0], [], [1.5] * 5]
@@ -183,6 +183,24 @@ def test_a_member_of_fewer_rows_than_its_share_repeats_them(kind, options):
         torch.testing.assert_close(batch["draw_log_prob"].exp(), p.expand_as(batch["log_reward"]))
 
 
+@pytest.mark.parametrize(
+    "options", [{"sample_from_all": True, "num_buffer_sampled": 1}, {"num_buffer_sampled": 2}]
+)
+def test_stacked_members_may_draw_in_different_ways(options):
+    def stacked(*samplers):
+        members = [member([float(i)] * 3, sampler) for i, sampler in enumerate(samplers)]
+        return MergedReplayBuffer(*members, **options)
+
+    rb = stacked(RandomSampler(), SoftmaxRewardSampler())
+    rb.set_rng(seeded(0))
+    drawn = torch.cat([rb.sample(6)["buffer_id"][:, 0] for _ in range(20)])
+    assert {*drawn.tolist()} == {0, 1}
+    assert "draw_log_prob" not in rb.sample(6)  # not all members know it
+    batch = stacked(PrioritySampler(alpha=1.0), SoftmaxRewardSampler()).sample(6)
+    assert batch.batch_size == (2, 3)
+    assert batch["draw_log_prob"].exp().allclose(torch.tensor(1 / 3))
+
+
 def test_counts_of_members_that_count_none_are_absent():
     rb = merged(LOG_REWARDS)
     rb.sample(4)
@@ -214,8 +232,8 @@ def test_it_is_made_of_components_too():
         storages=StorageEnsemble(*storages, transforms=[Marks("mark", 1), None]),
         samplers=SamplerEnsemble(RandomSampler(), RandomSampler()),
         writers=WriterEnsemble(*(each.writer for each in made)),
-        p="size",
     )
+    assert rb.sampler.p is None  # as of members that do not all draw by reward
     for each in made:
         each.extend(rows([0.0] * 3))
     rb.empty()

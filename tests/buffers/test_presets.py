@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from factories import objects, two_rows
+from factories import objects, rows, two_rows
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
@@ -285,6 +285,22 @@ def test_what_a_preset_is_made_of(preset):
         assert preset(4, writer=writer).writer is writer
     sampler = SoftmaxRewardSampler(temperature=3.0)
     assert preset(4, sampler=sampler).sampler is sampler
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("preset", [reward_prioritized_buffer, fifo_buffer])
+def test_rows_go_to_a_new_storage(preset, prefetch):
+    rb, filled = (preset(4, batch_size=8, prefetch=prefetch) for _ in range(2))
+    rb.extend(rows([0.0, 1.0]))
+    rb.sample()
+    filled.extend(rows([2.0, 3.0]))
+    former = rb.set_storage(LazyTensorStorage(3))
+    assert (len(former), len(rb)) == (2, 0)
+    assert rb.extend(rows([7.0])).tolist() == [0]
+    assert rb.sample()["log_reward"].tolist() == [7.0] * 8
+    rb.set_storage(filled.storage)
+    assert rb.extend(rows([9.0])).tolist() == [2]
+    assert rb[:]["log_reward"].tolist() == [2.0, 3.0, 9.0]
 
 
 def test_options_are_those_of_the_buffers():

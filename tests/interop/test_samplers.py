@@ -193,6 +193,16 @@ def test_local_search_keeps_what_it_is_asked_for() -> None:
     assert both.estimator_outputs.shape[:2] == both.log_probs.shape == both.actions.batch_shape
 
 
+def test_steps_go_before_a_ratio() -> None:
+    search, found = ours.LocalSearchSampler(estimator(), estimator(True)), []
+    start = search.sample_trajectories(GRID, 16)
+    for ratio in (None, 1.0):
+        torch.manual_seed(0)
+        steps = torch.ones(16, dtype=torch.int64)
+        found += search.local_search(GRID, start, back_steps=steps, back_ratio=ratio)[:1]
+    assert found[0].states.tensor.equal(found[1].states.tensor)
+
+
 def test_states_of_more_than_one_dimension_are_refused() -> None:
     for module in (ours, theirs):
         with pytest.raises(AssertionError, match="batch_shape of length 1"):

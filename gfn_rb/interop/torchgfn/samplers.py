@@ -145,7 +145,7 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
             save_logprobs: whether to save the forward log-probabilities of the proposals, in nats:
                 as in torchgfn, those of the policy without exploration.
             back_steps: number of moves to undo, int64 [n]; at most the moves of each row. Give
-                ``back_steps`` or ``back_ratio``.
+                ``back_steps`` or ``back_ratio``, which has no effect beside it.
             back_ratio: share of moves to undo, above 0 and at most 1.
             use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
                 is accepted if its reward is strictly higher.
@@ -161,6 +161,8 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
                 code samples.
             ArgumentError: ``use_metropolis_hastings`` with a recurrent estimator.
         """
+        if back_steps is not None:
+            back_ratio = None
         pf = _walk(self.estimator, env, policy_kwargs)
         pb = _walk(self.backward_sampler.estimator, env, policy_kwargs)
         if pf is None or pb is None:
