@@ -15,7 +15,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import chain
 from multiprocessing.context import assert_spawning
@@ -73,13 +73,18 @@ class SlotJournal(AbstractContextManager[Any], Protocol):
 
 
 class _Step:
-    """A write in progress: what it has overwritten so far, which an exception puts back."""
+    """A write in progress: what an exception undoes, or does again from the start.
+
+    Attributes:
+        commit: what writes all that there is to write; None if slots are recorded instead.
+    """
 
     def __init__(self, storage: Storage, writer: SlotState) -> None:
         self._storage, self._writer = storage, writer
         self._is_laid_out = is_laid_out(storage)
         self._length, self._cursor = compat.length_of(storage), compat.last_cursor(storage)
         self._counters = writer.counters()
+        self.commit: Callable[[], None] | None = None
         self._records: list[tuple[Tensor, Any]] = []
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
@@ -93,8 +98,17 @@ class _Step:
         ]
         self._records.append((slot, (self._rows(slot), beside)))
 
-    def undo(self) -> None:
-        """Put back everything, and have all that follows from the rows be worked out anew."""
+    def settle(self) -> None:
+        """Finish or undo the write, and have all that follows from the rows be worked out anew."""
+        if self.commit is None:
+            self._undo()
+        else:
+            self.commit()
+        compat.bump_mutation_revision(self._storage)
+        self._writer.roll_back(self._writer.counters() if self.commit else self._counters)
+
+    def _undo(self) -> None:
+        """Put back everything."""
         storage = self._storage
         for slot, (rows, beside) in reversed(self._records):
             if isinstance(storage, ListStorage):
@@ -112,8 +126,6 @@ class _Step:
             compat.forget_layout(storage)
         compat.set_length(storage, self._length)
         compat.set_last_cursor(storage, self._cursor)
-        compat.bump_mutation_revision(storage)
-        self._writer.roll_back(self._counters)
 
     def _rows(self, slot: Int64[Tensor, "k"]) -> Any:
         if isinstance(self._storage, ListStorage):
@@ -143,9 +155,10 @@ class _Step:
 
 @contextmanager
 def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
-    """Have a block write to a storage in whole, or after any exception not at all.
+    """Have a block write to a storage in whole, or after any exception perhaps not at all.
 
-    One thread writes at a time. Slots have to be recorded before they are overwritten.
+    One thread writes at a time. Slots have to be recorded before they are overwritten, unless
+    :func:`write_whole` overwrites them.
 
     Raises:
         ArgumentError: this process was forked, and does not share the storage with its parent.
@@ -162,7 +175,7 @@ def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
             setattr(storage, _STEP, step)
             yield
         except BaseException:
-            step.undo()
+            step.settle()
             raise
         finally:
             vars(storage).pop(_STEP, None)
@@ -345,8 +358,28 @@ def recording(storage: Storage) -> Iterator[None]:
 
 
 def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
-    """Note that slots are about to be written over, for what is to be put back or written down."""
-    for name in (_LOCK, _JOURNAL, _STEP):
+    """Note that slots are about to be overwritten, for what is to be put back or written down."""
+    _record(storage, slot, (_LOCK, _JOURNAL, _STEP))
+
+
+def write_whole(storage: Storage, slot: Int64[Tensor, "*k"], commit: Callable[[], None]) -> None:
+    """Overwrite slots by a call that an exception runs again from the start, so that it is whole.
+
+    Unlike :func:`record_slots` this copies nothing that is overwritten.
+
+    Args:
+        storage: storage in a block of :func:`one_write`, of which nothing is recorded yet.
+        slot: slots that are overwritten.
+        commit: all of the write. It raises nothing itself, and has the same effect when it is run
+            again.
+    """
+    _record(storage, slot, (_LOCK, _JOURNAL))
+    vars(storage)[_STEP].commit = commit
+    commit()
+
+
+def _record(storage: Storage, slot: Int64[Tensor, "*k"], names: tuple[str, ...]) -> None:
+    for name in names:
         recorder = vars(storage).get(name)
         if recorder is not None:
             recorder.record(slot)

@@ -185,8 +185,11 @@ def mark_update(storage: Storage, slot: Tensor) -> None:
 
 def attached_buffers(storage: Storage) -> list[ReplayBuffer]:
     """Return the buffers on a storage (``Storage._attached_entities_iter``)."""
-    entities = storage._attached_entities_iter()
-    return [each for each in entities if isinstance(each, ReplayBuffer)]
+    buffers = []
+    for each in storage._attached_entities_iter():
+        if isinstance(each, ReplayBuffer):
+            buffers.append(each)
+    return buffers
 
 
 class _Unlocked(nullcontext[None]):
@@ -284,18 +287,23 @@ def track_slot_generations(storage: Storage) -> Tensor:
 
 def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> None:
     """Raise the stamps of slots that were written to, of all for None (``_slot_generations``)."""
-    stamps: Tensor | None = vars(storage).get(_SLOT_GENERATIONS)
-    if stamps is None:
-        return
-    if index is None:
-        stamps[stamps >= 0] += 1
-        return
-    n_known = stamps.shape[0]
+    if index is not None:
+        for stamps, slot, raised in raised_generations(storage, index):
+            stamps.index_copy_(0, slot, raised)
+    elif (known := vars(storage).get(_SLOT_GENERATIONS)) is not None:
+        known[known >= 0] += 1
+
+
+def raised_generations(storage: Storage, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return stamps, slots and their raised values; nothing where stamps are not kept."""
+    known: Tensor | None = vars(storage).get(_SLOT_GENERATIONS)
+    if known is None:
+        return []
     stamps = track_slot_generations(storage)
     index = index.to(stamps.device)
-    if stamps.shape[0] > n_known:
-        index = index[index < n_known]  # the others are stamped as they were made
-    stamps.index_add_(0, index, torch.ones_like(index))
+    if stamps.shape[0] > known.shape[0]:
+        index = index[index < known.shape[0]]  # the others are stamped as they were made
+    return [(stamps, index, stamps.index_select(0, index) + 1)]
 
 
 def attach_generations(index: Tensor, storage: Storage) -> Tensor:

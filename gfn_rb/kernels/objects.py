@@ -18,6 +18,8 @@ END, _ABSENT = -1, -2
 _SLOT, _CODE = range(2)  # columns of an entry
 _CODE_OF, AFTER, _BEFORE = range(3)  # columns of what is held of a slot
 _BITS = 31  # of a code
+_AHEAD = 64  # rows whose entries are read ahead
+_LINE = 8  # integers of a line of the cache
 _RANDOM = np.random.default_rng()  # seeded by the system
 
 
@@ -40,6 +42,7 @@ class Table(NamedTuple):
     link: np.ndarray
     entry: np.ndarray  # int32 [2^k, 2]: slot and code, in the order of codes as far as can be
     key: np.ndarray  # uint64 [1 + 2 width], of the hash
+    shift: int  # of a code, which leaves the place of its entry
 
 
 class Objects:
@@ -58,11 +61,13 @@ class Objects:
         self._lay_out(capacity, width, key)
 
     def _lay_out(self, capacity: int, width: int, key: np.ndarray) -> None:
+        n_bits = 1 + max(capacity, 1).bit_length()
         self.table = Table(
             np.zeros((capacity, width), np.int64),
             np.full((capacity, 4), _ABSENT, np.int32),
-            np.full((2 << max(capacity, 1).bit_length(), 2), END, np.int32),
+            np.full((1 << n_bits, 2), END, np.int32),
             key,
+            _BITS - n_bits,
         )
 
     def sibling(self, capacity: int) -> Objects:
@@ -147,16 +152,6 @@ def _codes(rows, key):
 
 
 @compiled
-def _shift_of(size):
-    """Return how many bits of a code are left out in a table of a power of two of entries."""
-    shift = _BITS
-    while size > 1:
-        size >>= 1
-        shift -= 1
-    return shift
-
-
-@compiled
 def _are_equal(a, i, b, j):
     for k in range(a.shape[1]):  # noqa: SIM110
         if a[i, k] != b[j, k]:
@@ -168,7 +163,7 @@ def _are_equal(a, i, b, j):
 def find_entry(rows, i, code, table):
     """Return where the entry of a row is, or the free one where it would be."""
     mask = len(table.entry) - 1
-    at = code >> _shift_of(mask + 1)
+    at = code >> table.shift
     while table.entry[at, _SLOT] != END:
         slot = table.entry[at, _SLOT]
         if table.entry[at, _CODE] == code and _are_equal(table.rows, slot, rows, i):
@@ -179,23 +174,30 @@ def find_entry(rows, i, code, table):
 
 @compiled
 def _first(rows, codes, table):
-    found = np.empty(len(rows), np.int64)
-    for i in range(len(rows)):
-        slot = table.entry[find_entry(rows, i, codes[i], table), _SLOT]
-        lowest = slot
-        while slot != END:
-            lowest = min(slot, lowest)
-            slot = table.link[slot, AFTER]
-        found[i] = lowest
+    n = len(rows)
+    found = np.empty(n, np.int64)
+    for start in range(0, n, _AHEAD):
+        end = min(start + _AHEAD, n)
+        # These reads do not wait for each other, as those of one search do.
+        for i in range(start, end):
+            found[i] = table.entry[codes[i] >> table.shift, _SLOT]
+        for i in range(start, end):
+            if found[i] == END:
+                continue
+            slot = table.entry[find_entry(rows, i, codes[i], table), _SLOT]
+            found[i] = slot
+            while slot != END:
+                found[i] = min(slot, found[i])
+                slot = table.link[slot, AFTER]
     return found
 
 
 @compiled
 def _twins(rows, codes, from_end):
-    size, n = 1, len(rows)
+    size, n, shift = 1, len(rows), _BITS
     while size < 2 * n:
-        size *= 2
-    shift, first = _shift_of(size), np.empty(n, np.int64)
+        size, shift = 2 * size, shift - 1
+    first = np.empty(n, np.int64)
     entry = np.full(size, -1, np.int32)
     for k in range(n):
         i = n - 1 - k if from_end else k
@@ -224,8 +226,7 @@ def _take_out(slot, table):
         table.link[before, AFTER] = after
         return
     mask = len(table.entry) - 1
-    shift = _shift_of(mask + 1)
-    at = code >> shift
+    at = code >> table.shift
     while table.entry[at, _SLOT] != slot:
         at = (at + 1) & mask
     table.entry[at, _SLOT] = after
@@ -234,7 +235,7 @@ def _take_out(slot, table):
     hole = at  # entries behind it move back, unless they would then be before their place
     at = (at + 1) & mask
     while table.entry[at, _SLOT] != END:
-        if ((at - (table.entry[at, _CODE] >> shift)) & mask) >= ((at - hole) & mask):
+        if ((at - (table.entry[at, _CODE] >> table.shift)) & mask) >= ((at - hole) & mask):
             table.entry[hole, _SLOT] = table.entry[at, _SLOT]
             table.entry[hole, _CODE] = table.entry[at, _CODE]
             table.entry[at, _SLOT] = END
@@ -244,16 +245,29 @@ def _take_out(slot, table):
 
 @compiled
 def _remove(slots, table):
-    for slot in slots:
-        _take_out(slot, table)
+    n_first = 0  # counted so that the compiler keeps the reads; see _first
+    for start in range(0, len(slots), _AHEAD):
+        end = min(start + _AHEAD, len(slots))
+        for i in range(start, end):
+            code = max(table.link[slots[i], _CODE_OF], 0)
+            n_first += table.entry[code >> table.shift, _SLOT] == slots[i]
+        for i in range(start, end):
+            _take_out(slots[i], table)
+    return n_first
 
 
 @compiled
 def _put(slots, rows, codes, table):
-    for slot in slots:
-        _take_out(slot, table)
-    for i in range(len(slots)):
-        file_row(slots[i], rows, i, codes[i], table)
+    total = _remove(slots, table)
+    for start in range(0, len(slots), _AHEAD):
+        end = min(start + _AHEAD, len(slots))
+        for i in range(start, end):
+            total += table.entry[codes[i] >> table.shift, _SLOT] + table.link[slots[i], AFTER]
+            for k in range(0, rows.shape[1], _LINE):
+                total += table.rows[slots[i], k]
+        for i in range(start, end):
+            file_row(slots[i], rows, i, codes[i], table)
+    return total
 
 
 @compiled

@@ -15,7 +15,7 @@ from gfn_rb.kernels import compiled
 from gfn_rb.shapes import Bool, Float64, Int64
 
 LAST_TIE = np.iinfo(np.int64).max  # of a slot that is not held
-_MANY = 24  # a change of one in so many rows merges everything
+_MANY = 40  # a change of one in so many rows merges everything
 _FEWEST, _MOST = 32, 1024  # rows of a block
 
 
@@ -65,6 +65,11 @@ class Order:
         """Return the number of slots that are held."""
         return self._n
 
+    @property
+    def lowest(self) -> np.floating:
+        """The lowest key of all."""
+        return self._blocks.low[0]
+
     def put(
         self,
         slot: Int64[np.ndarray, "m"],
@@ -82,13 +87,11 @@ class Order:
         if not is_many:
             self._drop(slot[self._is_held[slot]])
         self.key[slot], self.tie[slot] = key, tie
-        ordered = slot
-        if not (key[1:] > key[:-1]).all():
-            order = key.argsort()
-            ascending = key[order]
-            if (ascending[1:] == ascending[:-1]).any():
-                order = np.lexsort((slot, tie, key))
-            ordered = slot[order]
+        ordered = np.ascontiguousarray(slot)
+        if not _is_ascending(ordered, self.key, self.tie):
+            ordered = slot[key.argsort(kind="stable")]  # a third of the time of the other
+        if not _is_ascending(ordered, self.key, self.tie):
+            ordered = slot[np.lexsort((slot, tie, key))]
         if is_many:
             self._merge(ordered)
         else:
@@ -159,6 +162,15 @@ def _is_before(key_a, slot_a, key_b, slot_b, tie):
     if tie[slot_a] != tie[slot_b]:
         return tie[slot_a] < tie[slot_b]
     return slot_a < slot_b
+
+
+@compiled
+def _is_ascending(slot, key, tie):
+    for i in range(1, len(slot)):
+        a, b = slot[i - 1], slot[i]
+        if not _is_before(key[a], a, key[b], b, tie):
+            return False
+    return True
 
 
 @compiled

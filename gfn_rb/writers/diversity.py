@@ -169,22 +169,19 @@ class DiversityWriter(RewardPrioritizedWriter):
             if limit is not None:
                 return self._offer_groups(data, key, limit, rows)
             return self._offer_any(data, key)
+        value = order.numbers(key)
         order.sync(storage)
-        value, row = order.ascending(key)
         may_reject = is_full and (limit is None or limit.evict == "worst")
-        floor = order.lowest() if may_reject else -math.inf
-        if may_reject and not order.beats(float(value[row[-1]]), floor):
-            return row[:0], row[:0]
+        if may_reject and not order.beats(float(value.max()), order.lowest()):
+            return (nothing := np.zeros(0, np.int64)), nothing
         features = rows[0] if rows else self._index.read(data)
         self._index.sync(storage, features, order.version)
-        row = row[::-1]
-        n = len(row)
-        if may_reject and limit is None:  # the others are hopeless
-            n = int(np.count_nonzero(order.beats(value[row], floor)))
-        selected, replaced, prepared = self._chosen(features, value, row[:n])
+        row = order.sort(value) if limit is not None else self._contenders(value)
+        selected, replaced, prepared = self._chosen(features, value, row[::-1])
         # Fewer rows come in than go out: there is room for the hopeless after all.
-        if n < len(row) and len(selected) < len(replaced):
-            selected, replaced, prepared = self._chosen(features, value, row)
+        if len(row) < len(value) and len(selected) < len(replaced):
+            row = order.sort(value)
+            selected, replaced, prepared = self._chosen(features, value, row[::-1])
         if not is_full or limit is not None or len(replaced) or not len(selected):
             return self._carry_out(data, value, selected, replaced, prepared, rows)
         # Near no stored row, the selected rows compete with the worst ones as others do.

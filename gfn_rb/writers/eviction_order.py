@@ -188,15 +188,12 @@ class EvictionOrder:
         age: np.ndarray = row + self._counters.numpy()[_OFFERED]
         return age if self.tie == "newest" else -age
 
-    def ascending(
-        self, key: Float[Tensor, "n"]
-    ) -> tuple[Float64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-        """Return keys of a batch, none NaN, and in which order they ascend; see :meth:`sort`."""
-        value = key.to(torch.float64).numpy()
-        row = self.sort(value)
-        if math.isnan(value[row[-1]]):
+    def numbers(self, key: Float[Tensor, "n"]) -> Float64[np.ndarray, "n"]:
+        """Return the keys of a batch, or raise if one is NaN."""
+        value: np.ndarray = key.to(torch.float64).numpy()
+        if math.isnan(value.max()):
             check_number(key, self.column.key)
-        return value, row
+        return value
 
     def sort(self, value: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
         """Return the order in which keys ascend; of equal ones the one to keep comes last."""
@@ -206,7 +203,7 @@ class EvictionOrder:
 
     def lowest(self) -> float:
         """Return the lowest key of a storage that holds rows."""
-        return float(self.order.key[self.order.first(1)[0]])
+        return float(self.order.lowest)
 
     def driven_out(
         self,
@@ -235,13 +232,9 @@ class EvictionOrder:
 
     # State.
 
-    def count_offered(self, n: int) -> None:
-        """Count rows offered, which makes those to come newer."""
-        self._counters.numpy()[_OFFERED] += n
-
-    def count_written(self, n: int) -> None:
-        """Count rows written."""
-        self._counters.numpy()[_WRITTEN] += n
+    def count(self, offered: int, written: int) -> None:
+        """Set how many rows were offered, which makes those to come newer, and how many written."""
+        self._counters.numpy()[:] = offered, written
 
     def share(self) -> None:
         """Move the ranks and counters into memory that forked processes share."""

@@ -16,14 +16,22 @@ from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Rows
-from gfn_rb.sharing import journal_of, one_write, record_slots, share_writes
+from gfn_rb.sharing import journal_of, one_write, record_slots, share_writes, write_whole
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import EncodedStorage, open_shared, storage_device
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
 from gfn_rb.writers.reward import RewardPrioritizedWriter
-from gfn_rb.writers.rows import DRAWN, RowLayout, check_slots, detached, tensors_of, write_run
+from gfn_rb.writers.rows import (
+    DRAWN,
+    RowLayout,
+    carry_out,
+    check_slots,
+    detached,
+    run_to,
+    tensors_of,
+)
 
 
 class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
@@ -143,21 +151,30 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if tensors is None and not is_encoded:
             self._record(n)
             return super().extend(self._on_storage_device(data))
-        start, size = compat.write_cursor(self), storage.max_size
+        start, size, written = compat.write_cursor(self), storage.max_size, self._write_count
         slot = torch.arange(start, start + n) % size
-        record_slots(storage, slot)
+        on_device = slot
         if data.device is not None:
-            slot = slot.to(data.device, non_blocking=data.device.type != "cpu")
-        compat.set_write_cursor(self, (start + n) % size)
-        self._write_count += n
-        data.set(INDEX, slot)
-        if tensors is None:
-            storage.write(slot.cpu(), data, set_cursor=True)
+            on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
+        data.set(INDEX, on_device)
+        raised = compat.raised_generations(storage, slot)
+        write = None if tensors is None else run_to(storage, start, {**tensors, INDEX: on_device})
+
+        def commit() -> None:
+            if write is not None:
+                write()
+            carry_out(raised)
+            compat.set_write_cursor(self, (start + n) % size)
+            self._write_count = written + n
+
+        if write is None:
+            record_slots(storage, slot)
+            storage.write(slot, data, set_cursor=True)
+            commit()
         else:
-            write_run(storage, start, {**tensors, INDEX: slot})
-        compat.raise_slot_generations(storage, slot)
-        compat.mark_update(storage, slot)
-        return slot
+            write_whole(storage, slot, commit)
+        compat.mark_update(storage, on_device)
+        return on_device
 
     def _side_by_side(self, data: Rows) -> dict[NestedKey, Tensor] | None:
         """Return the columns of a batch that can be copied whole over stored rows, None if not."""

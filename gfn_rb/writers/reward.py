@@ -21,7 +21,14 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.near.index import EqualRows
 from gfn_rb.shapes import Bool, Float64, Int64, Rows, Shaped
-from gfn_rb.sharing import journal_of, one_write, record_slots, recording, share_writes
+from gfn_rb.sharing import (
+    journal_of,
+    one_write,
+    record_slots,
+    recording,
+    share_writes,
+    write_whole,
+)
 from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
 from gfn_rb.storages import require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
@@ -29,9 +36,12 @@ from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique
 from gfn_rb.writers.objects import OnDuplicate, choose_objects
 from gfn_rb.writers.rows import (
     RowLayout,
+    carry_out,
     check_number,
     check_slots,
     check_stored,
+    copies_to,
+    finish_write,
     scalar_key,
     write_rows,
 )
@@ -206,8 +216,9 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         with one_write(storage, self):
             if isinstance(storage, ListStorage):
                 self._order.make_room(storage, min(len(storage) + n, storage.max_size))
+            offered, written = self._order.counters()
             row, target = self._offer(data, key, rows)
-            self._order.count_offered(n)
+            self._order.count(offered + n, written + len(row))
         slot = torch.full((n,), -1)
         if len(row):
             slot.numpy()[row] = target
@@ -374,19 +385,27 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if key.shape[0] <= self._storage.max_size - compat.length_of(self._storage):
             check_number(key, self.key)
             return self._append(data)
-        value, row = self._order.ascending(key)
+        value = self._order.numbers(key)
         self._order.sync(self._storage)
-        return self._merge(data, value, row)
+        return self._merge(data, value, self._contenders(value))
+
+    def _contenders(self, value: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "k"]:
+        """Return the rows of a batch that a full storage may have room for, in ascending order."""
+        order, storage = self._order, self._storage
+        if compat.length_of(storage) < storage.max_size:
+            return order.sort(value)
+        row: np.ndarray = order.beats(value, order.lowest()).nonzero()[0]
+        return row[order.sort(value[row])]
 
     def _append(self, data: Rows) -> Written:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
-        n, stored = data.shape[0], compat.length_of(self._storage)
-        row, slot = np.arange(n), torch.arange(stored, stored + n)
-        self._order.ranks(self._storage).numpy()[stored : stored + n] = self._order.rank(row)
-        device = getattr(self._storage, "device", None)
-        is_there = isinstance(device, torch.device) and device.type != "cpu"
-        self._write(slot, data, slot - stored if is_there else None, stored + n)
-        return row, slot.numpy()
+        storage, n, stored = self._storage, data.shape[0], compat.length_of(self._storage)
+        row = np.arange(n)
+        self._order.ranks(storage).numpy()[row + stored] = self._order.rank(row)
+        device = getattr(storage, "device", None)
+        is_elsewhere = isinstance(device, torch.device) and device.type != "cpu"
+        self._write_part(data, None if not is_elsewhere else row, row + stored, stored + n)
+        return row, row + stored
 
     def _merge(
         self, data: Rows, value: Float64[np.ndarray, "n"], row: Int64[np.ndarray, "k"]
@@ -405,8 +424,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             return row, target
         length = stored + len(row) - len(target)
         target = np.concatenate([target, np.arange(stored, length)])
-        self._write(torch.from_numpy(target), data, torch.from_numpy(row), length)
-        order.update(storage, target, value[row], order.rank(row))
+        self._write(data, row, target, length, value[row])
         return row, target
 
     def _offer_objects(
@@ -414,15 +432,15 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     ) -> Written:
         """Write what is to be kept, one row per object."""
         storage, order = self._storage, self._order
-        value, row = order.ascending(key)
+        value = order.numbers(key)
         order.sync(storage)
         columns = rows[0] if rows else synced.read(data)
         index = synced.sync(storage, columns, order.version)
         prepared = index.prepare(columns)
         stored_at = index.first_slot(prepared)
-        is_last = index.last_twins(prepared) == np.arange(len(row))
-        if np.count_nonzero(is_last & (stored_at < 0)) == len(row):
-            row, target = self._merge(data, value, row)
+        is_last = index.last_twins(prepared) == np.arange(len(value))
+        if np.count_nonzero(is_last & (stored_at < 0)) == len(value):
+            row, target = self._merge(data, value, self._contenders(value))
         else:
             row, target = self._merge_objects(data, value, stored_at, is_last)
         chosen = prepared.select(row)
@@ -440,7 +458,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     ) -> Written:
         """Write what is to be kept, of each group its best rows."""
         storage, order = self._storage, self._order
-        value, row = order.ascending(key)
+        value = order.numbers(key)
+        row = order.sort(value)
         order.sync(storage)
         known = [self._prepared(limit.synced, data, rows[-1] if rows else None)]
         stored_at, removed = None, row[:0]
@@ -478,17 +497,18 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         storage, order, stored = self._storage, self._order, compat.length_of(self._storage)
         if not len(row) and not len(removed):
             return row
-        move, chosen = moves_of(len(row), removed, stored), torch.from_numpy(row)
+        move = moves_of(len(row), removed, stored)
         target: np.ndarray = move.target.numpy()
         if len(row) >= len(removed):  # no row moves
-            self._write(move.target, data, chosen, move.length)
-            order.update(storage, target, key, order.rank(row))
+            self._write(data, row, target, move.length, key)
         else:
             record_slots(storage, move.slots(stored))
             if len(row):
+                chosen = torch.from_numpy(row)
                 write_rows(storage, move.target, data, chosen, max(move.length, stored))
             move.close_holes(storage, stored)
-            self._announce(torch.cat([move.target, move.hole]), len(row))
+            compat.raise_slot_generations(storage, move.slots(stored))
+            self._announce(torch.cat([move.target, move.hole]))
             order.update(storage, target, key, order.rank(row))
             order.move(storage, move, stored)
         for synced, prepared in known:
@@ -504,31 +524,60 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     ) -> Written:
         """Write rows over those of the same objects; let the other ones win slots as usual."""
         storage, order = self._storage, self._order
-        # Their places in the order change while rows are chosen.
-        record_slots(storage, torch.from_numpy(stored_at))
         slot, length = choose_objects(order, storage, key, stored_at, is_last, self.on_duplicate)
         row = (slot >= 0).nonzero()[0]
         target = slot[row]
         if len(row):
-            self._write(torch.from_numpy(target), data, torch.from_numpy(row), length)
-            order.update(storage, target, key[row], order.rank(row))
+            self._write(data, row, target, length, key[row])
         return row, target
 
-    def _write(self, target: Tensor, data: Rows, chosen: Tensor | None, length: int) -> None:
-        """Write the chosen rows of a batch into slots, or all rows of it into free ones."""
-        storage = self._storage
-        record_slots(storage, target)
-        if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
-            write_rows(storage, target, data, chosen, length)
+    def _write(
+        self,
+        data: Rows,
+        row: Int64[np.ndarray, "k"],
+        target: Int64[np.ndarray, "k"],
+        length: int,
+        key: Float64[np.ndarray, "k"],
+    ) -> None:
+        """Write rows of a batch into slots of a storage that the order follows."""
+        storage, order, slot = self._storage, self._order, torch.from_numpy(target)
+        rank, ranks, counters = order.rank(row), order.ranks(storage), order.counters()
+        copies = copies_to(storage, slot, data, torch.from_numpy(row))
+        if copies is None:
+            self._write_part(data, row, target, length)
         else:
-            storage.set(target, data if chosen is None else data[chosen])
-        self._announce(target, target.shape[0])
+            copies += compat.raised_generations(storage, slot)
 
-    def _announce(self, index: Tensor, n_written: int = 0) -> None:
-        """Count rows written, and tell samplers which slots have changed."""
-        self._order.count_written(n_written)
-        if n_written:  # relabelled rows are what they were
-            compat.raise_slot_generations(self._storage, index)
+            def commit() -> None:
+                carry_out(copies)
+                ranks.numpy()[target] = rank
+                order.count(counters[0] + data.shape[0], counters[1] + len(row))
+                finish_write(storage, length)
+
+            write_whole(storage, slot, commit)
+            self._announce(slot)
+        order.update(storage, target, key, rank)
+
+    def _write_part(
+        self,
+        data: Rows,
+        row: Int64[np.ndarray, "k"] | None,
+        target: Int64[np.ndarray, "k"],
+        length: int,
+    ) -> None:
+        """Write rows of a batch into slots, or all rows of it into free ones."""
+        storage, slot = self._storage, torch.from_numpy(target)
+        chosen = None if row is None else torch.from_numpy(row)
+        record_slots(storage, slot)
+        if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
+            write_rows(storage, slot, data, chosen, length)
+        else:
+            storage.set(slot, data if chosen is None else data[chosen])
+        compat.raise_slot_generations(storage, slot)
+        self._announce(slot)
+
+    def _announce(self, index: Tensor) -> None:
+        """Tell samplers which slots have changed."""
         self._order.column.announce(self._storage, index)
         compat.mark_update(self._storage, index)
 

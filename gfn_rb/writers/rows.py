@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter, eq
 from typing import Any, NoReturn, cast
 
@@ -128,41 +128,55 @@ def write_rows(
         storage.write(target, select_rows(data, chosen))
         compat.set_length(storage, max(length, compat.length_of(storage)))
         return
-    stored, tensors = compat.all_slots(storage), tensors_of(data)
-    if tensors is None:
-        stored[target] = data[chosen].to(storage.device)
+    if (copies := copies_to(storage, target, data, chosen)) is None:
+        compat.all_slots(storage)[target] = data[chosen].to(storage.device)
     else:
-        elsewhere = []
-        for name, value in tensors.items():
-            leaf = compat.entry_of(stored, name)
-            if leaf.is_cpu and value.is_cpu:
-                leaf.index_copy_(0, target, value.index_select(0, chosen))
-            else:
-                elsewhere.append((leaf, value))
-        if elsewhere:
-            _copy_between(elsewhere, target, chosen)
+        carry_out(copies)
+    finish_write(storage, length)
+
+
+Copy = tuple[Tensor, Tensor, Tensor]  # a leaf of a storage, slots, and rows for them
+
+
+def copies_to(
+    storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Int64[Tensor, "k"]
+) -> list[Copy] | None:
+    """Return what writes chosen rows of a batch; None for other rows or storages than of tensors.
+
+    Nothing waits on the way to a device, and all that leaves one does so in one transfer.
+    """
+    if isinstance(storage, (ListStorage, EncodedStorage)) or not is_laid_out(storage):
+        return None
+    if (tensors := tensors_of(data)) is None:
+        return None
+    stored, leaves, parts = compat.all_slots(storage), [], []
+    chosen_on, target_on = {chosen.device: chosen}, {target.device: target}
+    for name, value in tensors.items():
+        if value.device not in chosen_on:
+            chosen_on[value.device] = chosen.to(value.device, non_blocking=True)
+        parts.append(value.index_select(0, chosen_on[value.device]))
+        leaves.append(leaf := compat.entry_of(stored, name))
+        if leaf.device not in target_on:
+            target_on[leaf.device] = target.to(leaf.device, non_blocking=True)
+    at = [target_on[leaf.device] for leaf in leaves]
+    return [*zip(leaves, at, _on_devices_of(leaves, parts), strict=True)]
+
+
+def carry_out(copies: list[Copy]) -> None:
+    """Write rows. It may be done again after an exception."""
+    for leaf, target, rows in copies:
+        leaf.index_copy_(0, target, rows)
+
+
+def finish_write(storage: Storage, length: int) -> None:
+    """Announce that rows of a storage were written, which has so many now unless it had more."""
     compat.bump_mutation_revision(storage)
     if length > compat.length_of(storage):
         compat.set_length(storage, length)
 
 
-def _copy_between(
-    pairs: list[tuple[Tensor, Tensor]], target: Int64[Tensor, "k"], chosen: Int64[Tensor, "k"]
-) -> None:
-    """Copy chosen rows into slots, one of both or both on a device.
-
-    Nothing waits on the way to a device, and all that leaves one does so in one transfer.
-    """
-    leaves, values = zip(*pairs, strict=True)
-    chosen_on = {each.device: chosen.to(each.device, non_blocking=True) for each in values}
-    target_on = {each.device: target.to(each.device, non_blocking=True) for each in leaves}
-    parts = [value.index_select(0, chosen_on[value.device]) for value in values]
-    for leaf, part in zip(leaves, _on_devices_of(leaves, parts), strict=True):
-        leaf.index_copy_(0, target_on[leaf.device], part)
-
-
 def _on_devices_of(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return rows on the devices of the leaves that they are written to; see _copy_between."""
+    """Return rows on the devices of the leaves that they are written to; see copies_to."""
     if all(map(eq, map(_DEVICE, parts), map(_DEVICE, leaves))):
         return parts
     if leaves[0].is_cpu and not parts[0].is_cpu:
@@ -186,24 +200,32 @@ def check_slots(storage: Storage | None) -> None:
         )
 
 
-def write_run(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> None:
-    """Write rows side by side, from a slot on and behind the last one from the first on.
+def run_to(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> Callable[[], None]:
+    """Return what writes rows side by side, from a slot on and behind the last one from the first.
 
-    What ``storage.set`` does given each slot, in a third of the time: tensors are copied whole.
+    What ``storage.set`` does given each slot, in a third of the time: tensors are copied whole. It
+    may be done again after an exception.
     """
     n, size, stored = len(next(iter(tensors.values()))), storage.max_size, compat.all_slots(storage)
     at_end = min(n, size - start)
     leaves = [stored.get(name) for name in tensors]
-    for leaf, value in zip(leaves, _on_devices_of(leaves, [*tensors.values()]), strict=True):
-        if value.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
-            value = value.clone()  # of stored rows: written over before it is read
-        leaf[start : start + at_end] = value[:at_end]
-        if at_end < n:
-            leaf[: n - at_end] = value[at_end:]
-    compat.bump_mutation_revision(storage)
-    compat.set_last_cursor(storage, (start + n - 1) % size)
-    if start + at_end > len(storage):
-        compat.set_length(storage, start + at_end)
+    parts = [
+        # Of stored rows: overwritten before it is read.
+        part.clone()
+        if part.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr()
+        else part
+        for leaf, part in zip(leaves, _on_devices_of(leaves, [*tensors.values()]), strict=True)
+    ]
+
+    def commit() -> None:
+        for leaf, part in zip(leaves, parts, strict=True):
+            leaf[start : start + at_end] = part[:at_end]
+            if at_end < n:
+                leaf[: n - at_end] = part[at_end:]
+        compat.set_last_cursor(storage, (start + n - 1) % size)
+        finish_write(storage, start + at_end)
+
+    return commit
 
 
 def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:

@@ -56,7 +56,11 @@ class Fault:
         code = frame.f_code
         if not code.co_filename.startswith(ROOT) or code.co_name == "one_write":
             return None
-        if code.co_filename.endswith("sharing.py") and code.co_name in ("undo", "roll_back"):
+        if code.co_filename.endswith("sharing.py") and code.co_name in (
+            "settle",
+            "_undo",
+            "roll_back",
+        ):
             return None
         if event == "line":
             self.left -= 1

@@ -127,7 +127,7 @@ class NearRows(SlotIndex):
         padded = np.pad(bits, ((0, 0), (0, -width % g)))
         groups = padded.reshape(n, -(-width // g), g).transpose(0, 2, 1)
         number = np.broadcast_to(np.arange(g)[:, None], (n, g, 1))
-        return np.concatenate([groups, number], 2).reshape(n * g, -1)
+        return np.concatenate([groups, number], 2).reshape(n * g, groups.shape[2] + 1)
 
     def choose(self, prepared: PreparedRows, rivals: Rivals) -> Chosen:
         """Keep each row that is near none better, whether among the rows kept or stored.
