@@ -63,7 +63,18 @@ class DrawsAhead(ReplayBuffer):
         return former
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows."""
+        """Remove all rows, also when an exception interrupts it.
+
+        Args:
+            empty_write_count: whether to reset the counts of rows too.
+        """
+        try:
+            self._remove_all(empty_write_count)
+        except BaseException:
+            self._remove_all(empty_write_count)  # or writer, sampler and storage would disagree
+            raise
+
+    def _remove_all(self, empty_write_count: bool) -> None:
         super().empty(empty_write_count)
         clear_prefetched(self)
 
@@ -388,12 +399,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         clear_prefetched(self)
         return former
 
-    def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows.
-
-        Args:
-            empty_write_count: whether to reset the counts of rows too.
-        """
+    def _remove_all(self, empty_write_count: bool) -> None:
         with replay_lock(self), write_lock(self):
             super(DrawsAhead, self).empty(empty_write_count)
             if empty_write_count:

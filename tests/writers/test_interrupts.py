@@ -135,6 +135,32 @@ def test_an_exception_at_any_line_changes_nothing(writer, storage, call, request
     assert n_points > 1
 
 
+@pytest.mark.parametrize("unique", [None, "state"])
+@pytest.mark.parametrize("make", [gfn_rb.fifo_buffer, gfn_rb.reward_prioritized_buffer])
+def test_an_interrupted_empty_removes_all_or_nothing(make, unique):
+    def filled():
+        rb = make(CAPACITY, unique=unique, statistics=True)
+        rb.extend(rows(1))
+        return rb
+
+    before, emptied = content(filled()), make(CAPACITY, unique=unique, statistics=True)
+    after, at, left = content(emptied), 0, 0
+    emptied.extend(rows(9))
+    while left <= 0:
+        rb, at = filled(), at + 1
+        fault = Fault(FAULTS[at % 3], at)
+        sys.settrace(fault)
+        with suppress(FAULTS[at % 3]):
+            rb.empty()
+        sys.settrace(None)
+        left = fault.left
+        assert content(rb) in (before, after)
+        rb.empty()
+        rb.extend(rows(9))
+        assert content(rb) == content(emptied)
+    assert at > 5
+
+
 def test_a_failed_first_write_leaves_an_empty_buffer():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6), writer=FIFOWriter())
     huge = TensorDict({"a": torch.zeros(6, 1).expand(6, 10**14)}, [6])
