@@ -12,9 +12,10 @@ from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
+from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.kernels.weights import Weights
-from gfn_rb.keys import PRIORITY_WEIGHT
+from gfn_rb.keys import POLICY_VERSION, PRIORITY_WEIGHT
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
@@ -42,6 +43,14 @@ class PrioritySampler(KeySampler):
     drawn, or if its slot no longer exists. Priorities of rows that were not drawn, and those that
     ``rb.extend`` and ``rb.add`` bring, are never late.
 
+    With ``decay``, priorities fall with the age of an item (FreshPER, Ma et al. 2026,
+    arXiv:2604.16918):
+
+    .. math:: P_i \propto (p_i + \epsilon)^\alpha \exp(-\text{age}_i / \tau)
+        \propto (p_i + \epsilon)^\alpha \exp(\text{version}_i / \tau),
+
+    where the right side does not change as the items grow older. Nothing is computed anew for that.
+
     A new item gets the maximum priority so far, so that it is drawn soon. Draws return
     ``priority_weight``, the importance weights
 
@@ -63,6 +72,9 @@ class PrioritySampler(KeySampler):
             scheduler may change it, ``alpha`` and ``eps``.
         replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
             than the buffer.
+        decay: :math:`\tau`, the number of policy versions in which the probability of an item falls
+            by a factor e, above 0. Items then need a ``policy_version``, and ``priority_weight``
+            has its maximum over the batch. ``math.inf`` ignores the age.
 
     Raises:
         ArgumentError: an argument is out of range; the message names it.
@@ -80,6 +92,7 @@ class PrioritySampler(KeySampler):
     alpha = Parameter(_AT_LEAST_0, _is_at_least_0)
     eps = Parameter(_AT_LEAST_0, _is_at_least_0)
     beta = Parameter(_AT_LEAST_0, _is_at_least_0, of_draws=False)
+    decay = Parameter("above 0", lambda decay: decay > 0)
     nothing_to_draw = "no item can be drawn: every priority is 0, and so is eps"
     reduction = "max"
 
@@ -90,11 +103,13 @@ class PrioritySampler(KeySampler):
         eps: float = 1e-8,
         beta: float = 0.4,
         replacement: Replacement = True,
+        decay: float = math.inf,
     ) -> None:
         column = HeldPriorities() if key is None else StoredPriorities(key)
         super().__init__(key, replacement, column)
         self._column: HeldPriorities | StoredPriorities = column
-        self.alpha, self.eps, self.beta = alpha, eps, beta
+        self._versions = KeyColumn(POLICY_VERSION)
+        self.alpha, self.eps, self.beta, self.decay = alpha, eps, beta, decay
         self.n_late = 0
         self._drawn: Tensor | None = None  # the stamp of each slot when it was last drawn
         self._inserted: int | Tensor | None = None  # what was last inserted
@@ -122,6 +137,24 @@ class PrioritySampler(KeySampler):
             value = value.where(value >= 0, math.nan)
         return torch.special.xlogy(self.alpha, value.to(torch.float64) + self.eps)
 
+    def _log_weights(self, storage: Storage, value: Tensor, rows: Tensor | None) -> Tensor:
+        log_weight = self._log_weight(value)
+        if self.decay == math.inf:
+            return log_weight
+        version = self._versions.values(storage)
+        return log_weight + (version if rows is None else version[rows]) / self.decay
+
+    def _changed(self, storage: Storage) -> Tensor | None:
+        rows = super()._changed(storage)
+        if self.decay == math.inf:
+            return rows
+        others = self._versions.changed(storage)
+        return None if rows is None or others is None else torch.cat([rows, others])
+
+    def _parameter_changed(self) -> None:
+        super()._parameter_changed()
+        self._versions.forget()
+
     def _refuse(self, values: Tensor) -> NoReturn:
         if float(lowest := values.min()) < 0:
             raise ArgumentError(
@@ -137,7 +170,10 @@ class PrioritySampler(KeySampler):
         index, info = self._draw(storage, batch_size)
         tree = self._distribution
         assert isinstance(tree, Weights | WeightedRows)
-        log_excess = tree.log_weight.index_select(0, index).sub_(tree.lowest)
+        log_weight = tree.log_weight.index_select(0, index)
+        # With decay the lowest weight is that of the oldest row, beside which all others vanish.
+        lowest = tree.lowest if self.decay == math.inf else log_weight.min()
+        log_excess = log_weight.sub_(lowest)
         info[PRIORITY_WEIGHT] = log_excess.mul_(-self.beta).exp_().float()
         # Others may have the slots of these rows when their priorities come.
         stamps, drawn = compat.attach_generations(index, storage), self._drawn
@@ -158,6 +194,8 @@ class PrioritySampler(KeySampler):
         if storage is not None:
             self._storage = storage
             compat.track_slot_generations(storage)  # before it is shared with other processes
+            if self.decay != math.inf:
+                self._versions.announce(storage, torch.as_tensor(index, dtype=torch.int64))
         super().mark_update(index, storage=storage)
 
     def add(self, index: int | Tensor) -> None:
@@ -278,6 +316,7 @@ class PrioritySampler(KeySampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, of priorities kept in the same place."""
+        state_dict = {"decay": math.inf, **state_dict}  # which version 0.2.0 did not have
         self._check_state(state_dict)
         self._drawn = None
         self._column.restore(state_dict)
