@@ -26,7 +26,7 @@ from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, Readable
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import joined, require_alike
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_union import Groups
 from gfn_rb.samplers import SoftmaxRewardSampler
@@ -262,9 +262,12 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
 
         Raises:
             ShapeError: the batch is stacked.
+            KeyMismatchError: rows lack ``buffer_id`` or ``index``.
         """
         if data.ndim != 1:
             raise ShapeError(f"data must have batch size [n], got {list(data.batch_size)}")
+        if lacking := [key for key in (BUFFER_ID, INDEX) if data.get(key, None) is None]:
+            raise KeyMismatchError(f"data lacks {lacking[0]!r}, which drawn rows have")
         member, noted = data.get(BUFFER_ID), compat.attached_generations(data.get(INDEX))
         for i in member.unique().tolist():
             if isinstance(self._rbs[i], TensorDictReplayBuffer):

@@ -21,7 +21,7 @@ from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.base import Container
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.keys import POLICY_VERSION
+from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_laid_out, storage_device
 from gfn_rb.torchrl_compat import (
@@ -299,6 +299,26 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             ShapeError: tensors of the dict have different numbers of rows.
         """
         return super().extend(data if isinstance(data, TensorDictBase) else _rows(data), **options)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Set the priorities of drawn rows, if the sampler draws by priority.
+
+        Args:
+            data: drawn rows with their ``index`` and the new priorities under ``priority_key``.
+
+        Raises:
+            KeyMismatchError: rows lack one of them.
+        """
+        if getattr(self.sampler, "expects_priorities", False):
+            index = data.get(INDEX, None)
+            lacking = [key for key in (INDEX, self.priority_key) if data.get(key, None) is None]
+            # The buffer itself calls this after writes, perhaps of rows that were all rejected.
+            if lacking and (index is None or bool((index >= 0).any())):
+                raise KeyMismatchError(
+                    f"data lacks {lacking[0]!r}, which updates of priorities need: it holds "
+                    f"{sorted(map(str, data.keys(True)))}"
+                )
+        super().update_tensordict_priority(data)
 
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         if not self.counts_rows:

@@ -71,17 +71,16 @@ class Weights:
         """
         mass = self._mass
         for _ in range(2):  # the second time, what rounded to zero before is in the total
-            total = float(mass[-1])
+            total = math.nan if math.isnan(self._origin) else float(mass[-1])
             if _LEAST < total < _MOST:
                 break
             if _FINE < total < 1 / _FINE:
                 origin = math.log(total) + self._origin
-            else:  # no mass is left, or it is far from the origin
-                origin = float(self._log_weight.max())
-            if origin == -math.inf or (origin := _rounded(origin)) == self._origin:
+            else:  # no mass is left, it is far from the origin, or masses are of none
+                origin = max(float(self._log_weight.max()), -LARGEST)
+            if (origin := _rounded(origin)) == self._origin:
                 break
-            self._origin = origin
-            self._weigh(np.arange(self.capacity))
+            self._weigh(origin)
         return float(mass[-1])
 
     @property
@@ -122,12 +121,14 @@ class Weights:
         n = log_weight.shape[0]
         self._log_weight[n:] = -math.inf
         np.minimum(as_array(log_weight), LARGEST, out=self._log_weight[:n])
-        self._origin = _rounded(max(float(self._log_weight.max()), -LARGEST))
-        self._weigh(np.arange(self.capacity))
+        self._weigh(_rounded(max(float(self._log_weight.max()), -LARGEST)))
         return not math.isnan(self._origin)
 
-    def _weigh(self, row: Int64[np.ndarray, "m"]) -> None:
-        _weigh(row, self._log_weight, self._mass, self._lowest, self._start, self._origin)
+    def _weigh(self, origin: float) -> None:
+        """Compute all masses relative to an origin, which is NaN if an interrupt ends that."""
+        self._origin, row = math.nan, np.arange(self.capacity)
+        _weigh(row, self._log_weight, self._mass, self._lowest, self._start, origin)
+        self._origin = origin
 
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, ``-inf`` where no row can be drawn."""

@@ -204,6 +204,11 @@ class PrioritySampler(KeySampler):
 
     extend = add
 
+    @property
+    def expects_priorities(self) -> bool:
+        """Whether no rows were inserted since priorities last came, so that the next bring some."""
+        return self._inserted is None
+
     @compat.outside_graph
     def update_priority(
         self,

@@ -115,6 +115,10 @@ class EvictionOrder:
             key = key.to(torch.float64)
         return key if self.largest else -key
 
+    def check(self, key: Float[Tensor, "m"]) -> None:
+        """Raise if one of :meth:`signed` keys is NaN or an infinite reward."""
+        check_number(self.signed(key), self.column.key)
+
     def sync(self, storage: Storage) -> Order:
         """Return the order, brought up to date if the storage changed since."""
         if self._rank is None or isinstance(storage, ListStorage):
@@ -189,10 +193,10 @@ class EvictionOrder:
         return age if self.tie == "newest" else -age
 
     def numbers(self, key: Float[Tensor, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return the keys of a batch, or raise if one is NaN."""
+        """Return the keys of a batch, or raise if one is NaN or an infinite reward."""
         value: np.ndarray = key.to(torch.float64).numpy()
-        if math.isnan(value.max()):
-            check_number(key, self.column.key)
+        if not (value.max() if self.largest else -value.min()) < math.inf:
+            self.check(key)
         return value
 
     def sort(self, value: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:

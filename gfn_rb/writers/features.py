@@ -137,7 +137,7 @@ class ObjectColumns(Features):
     def _columns(self, data: Rows, key: NestedKey) -> Int64[Tensor, "n d"]:
         """Return integers that are equal exactly where an entry is."""
         if not self._is_list and key not in self._ragged:
-            value = _entry(data, key)
+            value = data.get(key, None)
             if isinstance(value, Tensor):
                 return equal_bits(self._checked(key, _flat(value)))
         from gfn_rb.containers.contents import content_columns  # few buffers need it
@@ -179,7 +179,7 @@ def _entry(data: Rows, key: NestedKey) -> Any:
     value = data.get(key, None)
     if value is None:
         held = sorted(map(str, data.keys(True, True)))
-        raise KeyMismatchError(f"data lacks the features {key!r}: it holds {held}")
+        raise KeyMismatchError(f"data lacks the key {key!r} of features: it holds {held}")
     return value
 
 

@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoun
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import KeepsArguments, require_choice, require_flag
 from gfn_rb.column import EqualKeys
-from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Rows
 from gfn_rb.sharing import journal_of, one_write, record_slots, share_writes, write_whole
@@ -141,6 +141,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             is_tree = isinstance(data, (dict, tuple))
             self._record(len(compat.leaves_of(data)[0] if is_tree else data))
             return RoundRobinWriter.extend(self, detached(data))
+        if not data.batch_size:
+            raise ShapeError("data must have batch size [n], one entry per item, got []")
         if not data.shape[0]:
             return torch.empty(0, dtype=torch.int64)
         self._line_up()

@@ -383,7 +383,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def _offer_any(self, data: Rows, key: Tensor) -> Written:
         if key.shape[0] <= self._storage.max_size - compat.length_of(self._storage):
-            check_number(key, self.key)
+            self._order.check(key)
             return self._append(data)
         value = self._order.numbers(key)
         self._order.sync(self._storage)

@@ -20,7 +20,17 @@ from gfn_rb.errors import (
     NaNError,
     ShapeError,
 )
-from gfn_rb.keys import ACTION, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX, LENGTH, PRIORITY_WEIGHT
+from gfn_rb.keys import (
+    ACTION,
+    BUFFER_ID,
+    BUFFER_IDS,
+    DRAW_LOG_PROB,
+    EPISODE_LOG_REWARD,
+    INDEX,
+    LENGTH,
+    LOG_REWARD,
+    PRIORITY_WEIGHT,
+)
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded
@@ -67,14 +77,17 @@ def scalar_key(data: Rows, key: NestedKey) -> Tensor:
 
 
 def check_number(values: Tensor, name: NestedKey) -> float:
-    """Return the largest value, or raise if one is NaN."""
+    """Return the largest value, or raise if one is NaN or an infinite reward."""
     highest = float(values.max()) if values.numel() else -math.inf  # of NaN and others: NaN
-    if math.isnan(highest):
-        nan = torch.isnan(values)
-        first = int(nan.to(torch.uint8).argmax())
+    is_reward = name in (LOG_REWARD, EPISODE_LOG_REWARD)
+    if math.isnan(highest) or (is_reward and highest == math.inf):
+        bad = ~(values < math.inf) if is_reward else values.isnan()
+        first = int(bad.to(torch.uint8).argmax())
+        came = "NaN" if math.isnan(values[first]) else "+inf"
         raise NaNError(
-            f"key {name!r} is NaN in {int(nan.sum())} of {len(values)} items, first at position "
-            f"{first}: expected numbers or infinities, nothing was written"
+            f"key {name!r} is {came} in {int(bad.sum())} of {len(values)} items, first at position "
+            f"{first}: expected numbers or {'-inf' if is_reward else 'infinities'}, nothing was "
+            "written"
         )
     return highest
 

@@ -206,7 +206,7 @@ def test_a_writer_that_is_given_measures_whole_rows_too():
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(50), writer=DiversityWriter(), transform=CompactRows(GRID)
     )
-    with pytest.raises(KeyMismatchError, match=r"lacks the features 'state'"):
+    with pytest.raises(KeyMismatchError, match=r"lacks the key 'state' of features"):
         rb.extend(walks(GRID))
 
 

@@ -300,6 +300,9 @@ def test_losses_find_the_members_that_their_rows_came_from():
     assert weighed["priority_weight"].shape == (10,)
     with pytest.raises(ShapeError, match=r"must have batch size \[n\], got \[2, 3\]"):
         rb.update_tensordict_priority(batch[:6].reshape(2, 3))
+    for key in ("buffer_id", "index"):
+        with pytest.raises(KeyMismatchError, match=f"data lacks '{key}'"):
+            rb.update_tensordict_priority(batch.exclude(key))
 
 
 def test_members_keep_their_state_and_their_generators():

@@ -204,7 +204,7 @@ def test_a_description_that_fails_leaves_the_numbers(describe, note) -> None:
     [
         (lambda td: torch.rand(5, 2), "shape [n, d] with n=64, got [5, 2]"),
         (lambda td: 1 / 0, "ZeroDivisionError: division by zero"),
-        ("colour", "lacks the features 'colour'"),
+        ("colour", "lacks the key 'colour' of features"),
         (lambda td: td["state"] / 0.0, "features are NaN or infinite"),
     ],
 )

@@ -8,6 +8,7 @@ from factories import seeded
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
+from gfn_rb.kernels.weights import Weights
 from gfn_rb.samplers import (
     GroupSampler,
     PrioritySampler,
@@ -84,5 +85,17 @@ def test_draws_follow_the_storage_after_an_interrupt(kind, call):
         rb.sample(3)
         if not was_interrupted:
             break
+        n += 1
+    assert n > 10
+
+
+def test_masses_whose_origin_moves_are_whole_after_an_interrupt():
+    n, was_interrupted = 1, True
+    while was_interrupted:
+        weights = Weights(3)
+        weights.update(torch.arange(3), torch.tensor([700.0, 701.0, 702.0]))
+        was_interrupted = interrupted_at(n, lambda weights=weights: weights.has_mass)
+        law = torch.arange(3.0, dtype=torch.float64).log_softmax(0)
+        torch.testing.assert_close(weights.log_probs(3), law)
         n += 1
     assert n > 10

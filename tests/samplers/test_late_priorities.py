@@ -8,7 +8,8 @@ import torch
 from samplers.priority_buffers import buffer, fits, places, rows
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.buffers import fifo_buffer
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.samplers import PrioritySampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -42,6 +43,17 @@ def test_a_row_does_not_get_the_priority_of_the_one_before_it(writer, key):
     rb.update_priority(again["index"], torch.ones(5))
     assert rb.sampler.n_late == 2
     assert fits(rb, torch.full((5,), 0.2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("lacking", ["index", "td_error"])
+def test_an_update_without_priorities_is_refused(lacking):
+    rb = fifo_buffer(5, sampler=PrioritySampler(), batch_size=5, statistics=True)
+    rb.extend(rows(5))  # which is right without: they get the highest priority
+    rb.add(rows(1)[0])
+    batch = rb.sample().set("td_error", torch.ones(5))
+    with pytest.raises(KeyMismatchError, match=f"data lacks '{lacking}', .* it holds"):
+        rb.update_tensordict_priority(batch.exclude(lacking))
+    rb.update_tensordict_priority(batch)
 
 
 @places

@@ -41,7 +41,7 @@ def test_large_integers_survive_a_fractional_condition():
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ("x", KeyMismatchError, r"lacks the features 'x': it holds \['state'\]"),
+        ("x", KeyMismatchError, r"lacks the key 'x' of features: it holds \['state'\]"),
         (lambda td: td["state"][:, 0], ShapeError, r"\[n, d\] with n=2, got \[2\]"),
         (lambda td: td["state"][:1], ShapeError, r"with n=2, got \[1, 3\]"),
         (lambda td: [1, 2], ShapeError, "got a list"),

@@ -19,7 +19,7 @@ from gfn_rb import RaggedStorage
 from gfn_rb.buffers import fifo_buffer
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
-from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py
 SEQUENCES = int(os.environ.get("GFN_RB_SEQUENCES", "200"))
@@ -244,6 +244,15 @@ def test_each_group_keeps_its_best_by_hand():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer)
     rb.extend(items([(0, 1, 0, 9.0), (1, 1, 0, 8.0), (2, 2, 0, 0.0), (3, 2, 0, 1.0)]))
     assert rb.extend(items([(4, 3, 0, -1.0)])).tolist() == [1]  # group 1 loses its worst
+
+
+@pytest.mark.parametrize("option", ["group", "unique"])
+@pytest.mark.parametrize("kind", [FIFOWriter, RewardPrioritizedWriter])
+def test_a_missing_key_names_its_argument(kind, option):
+    writer = kind(**{option: "query"}, per_group=1 if option == "group" else None)
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
+    with pytest.raises(KeyMismatchError, match=f"lacks the key 'query' of {option}: it holds"):
+        rb.extend(items([(0, 0, 0, 0.0)]))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_oracle.py
 SEQUENCES = int(os.environ.get("GFN_RB_SEQUENCES", "330"))
-KEYS = [-math.inf, -1.0, 0.0, 0.0, 0.5, 1.0, math.inf]
+KEYS = [-math.inf, -1.0, 0.0, 0.0, 0.5, 1.0, 2.0]
 UNKNOWN = 2**63 - 1
 
 

@@ -258,6 +258,11 @@ def test_an_empty_batch_is_nothing_to_write(writer, n_stored):
         (lambda b: b.exclude("state"), KeyMismatchError, r"missing keys \['state'\]"),
         (lambda b: b.set("extra", b["state"]), KeyMismatchError, r"unknown keys \['extra'\]"),
         (lambda b: b.set("log_reward", torch.full((2,), math.nan)), NaNError, "is NaN in"),
+        (
+            lambda b: b.set("log_reward", torch.full((2,), math.inf)),
+            NaNError,
+            r"is \+inf in .*-inf",
+        ),
         (lambda b: b.set("log_reward", torch.zeros(2, 3)), ShapeError, "2, 3|log_reward"),
         (lambda b: b.set("log_reward", torch.zeros(2).long()), ShapeError, "int64.*float32"),
         (lambda b: b.set("state", torch.zeros(2, 4).long()), ShapeError, r"\(4,\).*\(1,\)"),
@@ -279,6 +284,12 @@ def test_bad_rows_are_named_and_nothing_is_written(spoil, error, message):
         assert rb.extend(rows([2.0])).tolist() == [1]
 
 
+@pytest.mark.parametrize("writer", ["best", "newest"])
+def test_rows_without_a_batch_size_are_refused(writer):
+    with pytest.raises(ShapeError, match=r"data must have batch size \[n\].*, got \[\]"):
+        buffer(writer).extend(TensorDict({"state": torch.zeros(4, 1), "log_reward": torch.ones(4)}))
+
+
 @pytest.mark.parametrize(
     ("index", "key", "error", "message"),
     [
@@ -286,6 +297,7 @@ def test_bad_rows_are_named_and_nothing_is_written(spoil, error, message):
         ([-1, 0], [1.0, 2.0], ArgumentError, "got -1 to 0"),
         ([0], [1.0, 2.0], ShapeError, "one length, got 1 and 2"),
         ([0], [math.nan], NaNError, "NaN in 1 of 1"),
+        ([0], [math.inf], NaNError, r"\+inf in 1 of 1"),
     ],
 )
 def test_bad_updates_are_named_and_nothing_is_changed(index, key, error, message, unchecked):
