@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from gfn_rb.containers.contents import content_columns
 from gfn_rb.containers.convert import require_lengths
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, STATE, mask_key
@@ -82,6 +81,8 @@ def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tenso
     mask = _at(mask, at) if isinstance(mask, Tensor) and mask.dtype == torch.bool else None
     if mask is None or mask.shape != state.shape[:2]:
         return _with_condition(rows, equal_bits(state.detach()), at)
+    from gfn_rb.containers.contents import content_columns  # few buffers need it
+
     padded = new_tensordict({STATE: state.detach(), mask_key(STATE): mask}, state.shape[:1])
     columns = content_columns(padded, STATE, STATE)
     return _with_condition(rows, columns.to(state.device), at)

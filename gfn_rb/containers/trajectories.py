@@ -9,7 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.containers import convert, rollouts
+from gfn_rb.containers import convert
 from gfn_rb.containers.base import Container
 from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, Values, field
 from gfn_rb.containers.steps import States, Transitions
@@ -86,7 +86,9 @@ class Trajectories(Container):
             KeyMismatchError: a key is missing.
             ShapeError: the batch size has no time, or a flag is not one per step.
         """
-        return cls._checked(rollouts.trajectories_of(rollout, source_state), rollout.device)
+        from gfn_rb.containers.rollouts import trajectories_of  # few programs need it
+
+        return cls._checked(trajectories_of(rollout, source_state), rollout.device)
 
     @classmethod
     def _checked(cls: type[T], values: Values, device: torch.device | None = None) -> T:
@@ -99,7 +101,9 @@ class Trajectories(Container):
 
         See :func:`gfn_rb.containers.rollouts.rollout_of`. Backward rows are turned forward first.
         """
-        return rollouts.rollout_of(self.forward().to_tensordict())
+        from gfn_rb.containers.rollouts import rollout_of
+
+        return rollout_of(self.forward().to_tensordict())
 
     def to_transitions(self) -> Transitions:
         """Give one row per real action; the rows of an episode stay together and in order."""
