@@ -59,6 +59,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         compilable: no effect; accepted because TorchRL passes it to its own writers.
     """
 
+    _write_count: int
+
     def __new__(
         cls,
         unique: Unique = None,
