@@ -168,8 +168,7 @@ def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
         if vars(storage).get(_STEP) is not None:  # a part of a larger write
             yield
             return
-        if _PROCESSES.setdefault(storage, os.getpid()) != os.getpid():
-            _check_shared(storage, writer)
+        require_access(storage, writer)
         step = _Step(storage, writer)
         try:
             setattr(storage, _STEP, step)
@@ -179,6 +178,15 @@ def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
             raise
         finally:
             vars(storage).pop(_STEP, None)
+
+
+def require_access(storage: Storage | None, writer: SlotState) -> None:
+    """Raise ArgumentError if this process was forked and does not share a storage with its parent.
+
+    The length of a storage is shared by all processes, even where its rows are not.
+    """
+    if storage is not None and _PROCESSES.setdefault(storage, os.getpid()) != os.getpid():
+        _check_shared(storage, writer)
 
 
 class WriteLock:

@@ -16,7 +16,14 @@ from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Rows
-from gfn_rb.sharing import journal_of, one_write, record_slots, share_writes, write_whole
+from gfn_rb.sharing import (
+    journal_of,
+    one_write,
+    record_slots,
+    require_access,
+    share_writes,
+    write_whole,
+)
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import EncodedStorage, open_shared, storage_device
 from gfn_rb.writers.eviction_order import Evict
@@ -238,6 +245,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             self._write_count = counters[1]
 
     def _empty(self, empty_write_count: bool = True) -> None:
+        require_access(self._storage, self)
         if journal := journal_of(self._storage):
             journal.record_empty()
         super()._empty(empty_write_count)

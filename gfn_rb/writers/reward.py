@@ -26,6 +26,7 @@ from gfn_rb.sharing import (
     one_write,
     record_slots,
     recording,
+    require_access,
     share_writes,
     write_whole,
 )
@@ -598,6 +599,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         return self._order.counters()[1]
 
     def _empty(self, empty_write_count: bool = True) -> None:
+        require_access(self._storage, self)
         if journal := journal_of(self._storage):
             journal.record_empty()
         self._order.empty(self._storage, empty_write_count)

@@ -188,13 +188,14 @@ def test_a_unique_writer_takes_other_rows_after_a_failed_first_write():
     assert len(rb) > 0
 
 
+@pytest.mark.parametrize("call", [lambda rb: rb.extend(rows(1)), lambda rb: rb.empty()])
 @pytest.mark.parametrize("writer", ["top", "fifo"])
-def test_a_forked_process_may_not_write_to_memory_of_its_own(writer):
+def test_a_forked_process_may_not_write_to_memory_of_its_own(writer, call):
     rb = made(writer, "tensor", 1)
     read, write = os.pipe()
     if os.fork() == 0:
         try:
-            rb.extend(rows(1))
+            call(rb)
             os.write(write, b"written")
         except ArgumentError as error:
             os.write(write, str(error).encode())
@@ -202,3 +203,4 @@ def test_a_forked_process_may_not_write_to_memory_of_its_own(writer):
             os._exit(0)
     os.wait()
     assert b"storage must lie in memory that a forked process shares" in os.read(read, 1000)
+    assert len(rb) == 6
