@@ -348,11 +348,10 @@ class GeneralOptions:
     average_gradients: bool = False
     """Average gradients over the ranks that train. All ranks then have the same weights, and train
     as one process with their batches joined: choose a smaller batch-size. Otherwise each rank
-    trains its own weights. When a rank is lost, all stop with status 1; gfn-rb resume continues
-    from the newest step that all have saved."""
+    trains its own weights."""
     patience: rules.PositiveFloat = 120.0
-    """Seconds of silence after which another rank counts as lost. Between ranks that train the
-    limit is twice as long, because each may wait for a manager itself."""
+    """Seconds of silence after which another rank counts as lost, which ends the run: gfn-rb resume
+    continues it. With managers, ranks that train have twice as long, as they may wait for one."""
 
     draw: Draw = RankDraw()
     """How replayed items are drawn."""

@@ -33,7 +33,6 @@ class OtherRanks(NamedTuple):
 
     n_ranks: int
     modes_found: int
-    lost: int = 0
 
 
 class ReportData(NamedTuple):
@@ -219,10 +218,7 @@ def _headline(data: ReportData) -> str:
     trainer, others = data.trainer, data.others
     config = trainer.config
     replay = f"{config.replay_ratio:g} replayed per fresh" if config.n_replayed else "no replay"
-    ranks = ""
-    if others is not None:
-        lost = f" ({others.lost} lost)" if others.lost else ""
-        ranks = f" on each of {others.n_ranks} ranks{lost}"
+    ranks = "" if others is None else f" on each of {others.n_ranks} ranks"
     without = trainer.env.n_modes != 0 and not data.has("modes_found", above=0.0)
     return (
         f"{config.env}, {trainer.steps_done:,} steps of {config.batch_size}{ranks}, {replay}, "

@@ -143,8 +143,8 @@ def test_single_steps_in_the_buffer_count_where_they_terminate():
 
 
 def test_what_all_ranks_found_is_told(trainer):
-    figure = draw_report(ReportData(trainer, trainer.history, OtherRanks(3, 4, lost=1)))
-    assert "on each of 3 ranks (1 lost)" in figure.get_suptitle()
+    figure = draw_report(ReportData(trainer, trainer.history, OtherRanks(3, 4)))
+    assert "on each of 3 ranks" in figure.get_suptitle()
     assert lines(figure.axes[0])["all ranks"][1].tolist() == [4, 4]
 
 
@@ -155,7 +155,7 @@ def test_nothing_is_clipped_or_covers_another(trainer):
         env = "my_package.environments.with_a_long_name:" + "Molecules" * 15 + "Config"
 
     config = Long(**{**vars(trainer.config), "seed": 2**63 - 1})
-    data = ReportData(trainer, trainer.history, OtherRanks(30, 4, lost=1))
+    data = ReportData(trainer, trainer.history, OtherRanks(30, 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "config", config)
         figure = draw_report(data)

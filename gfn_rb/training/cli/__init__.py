@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training.session import RefusedError
 from gfn_rb.training.session.reading import printable
-from gfn_rb.transports.launch import end_process, is_fault_tolerant, launched
+from gfn_rb.transports.launch import end_process, launched
 
 __all__ = ["main"]
 
-_FAILURE, _USAGE, _INTERRUPTED, _TERMINATED = 1, 2, 130, 143
+_FAILURE, _USAGE, _INTERRUPTED = 1, 2, 130
 _EXTRA = ("tyro", "tqdm", "matplotlib")
 
 
@@ -53,8 +53,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     code = _attempt(arguments)
     if code in (_FAILURE, _INTERRUPTED):
         end_process(code)  # one of several ranks must not leave the others waiting
-    if code == _TERMINATED and is_fault_tolerant():
-        end_process(code)  # nor wait for those that hang, as MPI does at its end
     return code
 
 

@@ -97,12 +97,10 @@ def ranks_lines(folder: RunFolder) -> Lines:
             rows.append([f"manager {manager}", "", "", "", "", *_managed(folder, manager)])
         together = number(report["reward_calls"]), number(report["modes_found"])
         yield from aligned_lines([*rows, ["together", *together, "", "", "", "", ""]])
-        for rank, why in report["lost"].items():
-            yield printable(f"rank {rank} was lost: {why}")
 
 
 def _managed(folder: RunFolder, rank: int) -> list[str]:
-    """Return how many rows a manager fed, received and stored; nothing where it was lost."""
+    """Return how many rows a manager fed, received and stored; nothing where that is missing."""
     path = RunFolder(folder.path, rank).manager
     if not path.exists():
         return ["", "", ""]

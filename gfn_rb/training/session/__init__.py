@@ -4,7 +4,7 @@ from gfn_rb.errors import GfnRbError
 
 
 class RefusedError(GfnRbError):
-    """Rank 0 has already said why there will be no run."""
+    """Another rank says why there is no run, or why it ends."""
 
     def __init__(self, why: str, code: int = 2) -> None:
         super().__init__(why)

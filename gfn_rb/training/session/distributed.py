@@ -1,24 +1,24 @@
 """Runs of several ranks: some train, some manage, and rank 0 speaks for all.
 
 Started by a launcher, every process is a rank. Otherwise managers are threads of this process, and
-the same code runs over :class:`~gfn_rb.transports.LocalTransport`.
+the same code runs over :class:`~gfn_rb.transports.LocalTransport`. All ranks of a run end together:
+a rank that is lost or fails ends the others, and the run can be resumed.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import torch
+from tensordict import TensorDict
 
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.checkpoint.recovery import verify_journal
@@ -34,60 +34,24 @@ from gfn_rb.remote.protocol.membership import LOST
 from gfn_rb.remote.protocol.ownership import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import RefusedError, run
-from gfn_rb.training.session.coordinator import RankCoordinator, RankResult
 from gfn_rb.training.session.folder import RunFolder, run_secret, write_json
 from gfn_rb.training.session.joining import connect, join
 from gfn_rb.training.session.rank_hooks import (
     GradientAverage,
     ManagerHooks,
+    Meetings,
     longest_silence,
     make_manager,
-    worker_silence,
 )
+from gfn_rb.training.session.star import Star
 from gfn_rb.training.trainer import Hooks, Trainer
-from gfn_rb.transports import LocalTransport, MPITransport, Transport
+from gfn_rb.transports import LocalTransport, Transport
 from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
-from gfn_rb.transports.launch import Launch, end_at_exit, end_process, is_fault_tolerant
+from gfn_rb.transports.launch import Launch
 
 log = logging.getLogger(__name__)
 
 _CLOSING = 30.0  # seconds that managers have at the end
-
-
-class RankEnd(NamedTuple):
-    """How a rank of a run ended."""
-
-    stopped_by: signal.Signals | None
-    result: run.RunResult | None = None
-    lost: frozenset[int] = frozenset()
-    hanging: tuple[int, ...] = ()
-
-
-def end_without(end: RankEnd, transport: Transport, folder: RunFolder, since: float) -> None:
-    """Have this process end at its exit, and with it the job, though other ranks do not."""
-    # MPI finalizes with all processes together, and a launcher waits for all. Where others go on
-    # without a process that dies, one that hangs on this machine is killed; else MPI ends the job.
-    is_mpi, left = isinstance(transport, MPITransport), [*end.hanging]
-    if not is_mpi or is_fault_tolerant():
-        left = [rank for rank in left if not _is_killed(RunFolder(folder.path, rank), since)]
-    if is_mpi and (left or (is_fault_tolerant() and end.lost)):
-        if left:
-            log.warning("rank %d: has MPI end the job, for ranks %s hang", transport.rank, left)
-        end_at_exit(aborts=bool(left))
-
-
-def _is_killed(folder: RunFolder, since: float) -> bool:
-    """Kill the process of a rank if it is one of this machine, as the rank itself wrote down."""
-    host, process, start = folder.read_process() or ("", 0, 0.0)
-    # Process 0 would be every process, and 1 the machine's first.
-    if host != socket.gethostname() or start < since or process <= 1:
-        return False
-    try:
-        os.kill(process, signal.SIGKILL)
-    except OSError:
-        return False
-    log.warning("killed rank %d, which hangs", folder.rank)
-    return True
 
 
 def run_distributed(
@@ -97,7 +61,6 @@ def run_distributed(
     fault: GfnRbError | None = None,
 ) -> run.RunResult | None:
     """Run this process's rank of a run, a new or an earlier one, from beginning to end."""
-    since = time.time()
     with connect(started, config.patience) as transport:
         with suppress(ArgumentError):  # which is a fault already
             transport.secret = run_secret()
@@ -112,23 +75,15 @@ def run_distributed(
         def prepared() -> Path:
             path = prepare().path
             check_journals([RunFolder(path, rank) for rank in roles.managers])
-            if config.average_gradients:
-                agree_on_step([RunFolder(path, rank) for rank in roles.workers])
+            agree_on_step([RunFolder(path, rank) for rank in roles.workers])
             return path
 
-        path = join(transport, plan, fault, prepared, config.patience)
+        star = Star(transport, range(transport.size), config.patience)
+        path = join(star, plan, fault, prepared)
         if transport.rank == 0:  # told first: mpiexec may hand on nothing after Ctrl-C
             how = f"to go on after a stop: {RunFolder(path).how_to_resume()}"
             print(f"{transport.size} ranks; {how}", file=sys.stderr, flush=True)
-        folder = RunFolder(path, transport.rank)
-        end = run_rank(config, transport, roles, folder)
-    end_without(end, transport, folder, since)
-    if end.stopped_by is None or transport.rank == 0:
-        return end.result
-    if is_fault_tolerant():
-        # MPI would wait for others that have left, and mpiexec hold back what rank 0 says.
-        end_process(0)
-    return None
+        return run_rank(config, transport, roles, RunFolder(path, transport.rank))
 
 
 def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.RunResult | None:
@@ -143,6 +98,8 @@ def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> r
         try:
             with transport:
                 run_rank(config, transport, roles, RunFolder(path, transport.rank))
+        except RefusedError:  # this thread's worker has failed, and says why
+            pass
         except GfnRbError as error:
             log.error("%s", error)
 
@@ -151,7 +108,7 @@ def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> r
         thread.start()
     try:
         with first:
-            return run_rank(config, first, roles, RunFolder(path)).result
+            return run_rank(config, first, roles, RunFolder(path))
     finally:
         for thread in threads:
             thread.join(_CLOSING)
@@ -159,39 +116,49 @@ def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> r
 
 def run_rank(
     config: TrainConfig, transport: Transport, roles: RankRoles, folder: RunFolder
-) -> RankEnd:
+) -> run.RunResult | None:
     """Run one rank, which trains or manages, from beginning to end, and close its transport."""
     # Made before what waits for others, all of which share the one second left after a signal.
     stop = run.StopSignals()
     shutdown = ShutdownBudget(lambda: stop.received is not None)
-    silence, manager_silence = longest_silence(config, roles), worker_silence(config, roles)
-    limits = silence, shutdown, manager_silence + config.patience
-    coordinator = RankCoordinator(transport, roles, *limits)
-    folder.write_process()
+    silence = longest_silence(config, roles)
+    everyone = Star(transport, range(roles.size), silence, shutdown)
+    # A manager that serves workers expects other messages, and notices that they have left.
+    told = everyone
     try:
         if transport.rank in roles.managers:
-            end = _manage(config, transport, coordinator, folder, stop)
+            result = _manage(config, transport, everyone, roles, folder, stop)
         else:
-            end = _train(config, transport, coordinator, shutdown, folder, stop)
-        # All that matters has come; what others have not taken by now, they may never take.
-        with suppress(TransportTimeoutError):
-            transport.close(SHUTDOWN_SECONDS if end.lost or stop.received is not None else None)
-        return end
-    except (WorkerError, RefusedError):
+            told = Star(transport, roles.workers, silence, shutdown)
+            manager = None
+            if roles.managers:
+                manager = ManagerHooks(config, transport, roles, shutdown.stopped)
+            result = _train(config, told, everyone, roles, manager, folder, stop)
+    except RefusedError as error:
+        told.fail(str(error), error.code)
         raise
-    except (GfnRbError, OSError) as error:
-        raise WorkerError(f"{type(error).__name__}: {error}") from error
+    except Exception as error:
+        why = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
+        why = f"{why}; continue with: {folder.how_to_resume()}"
+        told.fail(why)
+        if isinstance(error, (GfnRbError, OSError)):
+            raise WorkerError(why) from error
+        raise
+    # All that matters has come; what others have not taken by now, they may never take.
+    with suppress(TransportTimeoutError):
+        transport.close(SHUTDOWN_SECONDS if stop.received is not None else None)
+    return result
 
 
 def _manage(
     config: TrainConfig,
     transport: Transport,
-    coordinator: RankCoordinator,
+    star: Star,
+    roles: RankRoles,
     folder: RunFolder,
     stop: run.StopSignals,
-) -> RankEnd:
-    manager = make_manager(config, transport, coordinator.roles, folder)
-
+) -> None:
+    manager = make_manager(config, transport, roles, folder)
     unwritten: list[str] = []
     with stop:  # it ends when its workers have
         with run.noted(unwritten):
@@ -201,89 +168,79 @@ def _manage(
         with run.noted(unwritten):
             assert manager.buffer is not None  # which make_manager gave it
             manager.buffer.journal.close()
-        if stop.received is None:
-            coordinator.unwritten[transport.rank] = unwritten
-            coordinator.gather()
-    if stop.received is not None and unwritten:
+        if any(each["state"] == LOST for each in manager.metadata()["senders"].values()):
+            raise RefusedError("a rank that trains is lost, as the others say", code=1)
+        star.gather({"unwritten": unwritten})
+        end, _ = star.share()
+    if end["stopped"] and unwritten:
         raise WorkerError("; ".join(unwritten))
-    senders = manager.metadata()["senders"].items()
-    lost = {int(rank) for rank, each in senders if each["state"] == LOST}
-    if coordinator.reporting is None and len(lost) == len(coordinator.roles.workers):
-        raise WorkerError("all ranks that train are lost, or have ended the run without this one")
-    return RankEnd(stop.received, None, frozenset({*lost, *coordinator.lost}))
 
 
 def _train(
     config: TrainConfig,
-    transport: Transport,
-    coordinator: RankCoordinator,
-    shutdown: ShutdownBudget,
+    trainers: Star,
+    everyone: Star,
+    roles: RankRoles,
+    manager: ManagerHooks | None,
     folder: RunFolder,
     stop: run.StopSignals,
-) -> RankEnd:
+) -> run.RunResult | None:
     """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
-    roles, rank, start = coordinator.roles, transport.rank, time.perf_counter()
-    ranks = roles.workers if config.average_gradients else (rank,)
-    patience, advice = longest_silence(config, roles), f"; continue with: {folder.how_to_resume()}"
-    average = GradientAverage(transport, ranks, patience, shutdown, stop.request, advice)
-    hooks, manager = Hooks(gradients=average, stepped=coordinator.report_progress), None
-    if roles.managers:
-        manager = ManagerHooks(config, transport, roles, shutdown.stopped)
-        hooks = replace(
-            hooks, replayed=manager.replayed, store=manager.store, saving=manager.saving
-        )
-    trainer = Trainer(config, stream=roles.workers.index(rank), hooks=hooks)
-    reported, counters, hanging = _stamp(folder.ranks_report), dict[str, Any](), tuple[int, ...]()
+    start, counters, is_first = time.perf_counter(), dict[str, Any](), everyone.is_first
+    meetings = Meetings(trainers, stop, config.checkpoint_every)
+    hooks: dict[str, Any] = {"stepped": meetings.stepped}
+    if config.average_gradients:
+        hooks["gradients"] = GradientAverage(trainers)
+    if manager is not None:
+        hooks |= {name: getattr(manager, name) for name in ("replayed", "store", "saving")}
+    trainer = Trainer(config, stream=roles.workers.index(folder.rank), hooks=Hooks(**hooks))
     with stop:
         run.restore(trainer, folder)
-        result = run.run_training(trainer, folder, stop, coordinator.describe)
-        average.close(finished=result.stopped_by is None)
+        result = run.run_training(trainer, folder, stop, meetings.describe, lambda: meetings.stops)
         if manager is not None:
             manager.worker.close(config.patience)
-        reports = False
-        if result.stopped_by is None:
-            if manager is not None:
-                worker = manager.worker
-                counters = {"managers": worker.managers, **worker.statistics.to_json()}
-                for lost, why in worker.lost.items():
-                    coordinator.lose(lost, why)
-            coordinator.unwritten[rank] = result.unwritten
-            modes = trainer.discovery.state_dict()["modes"]
-            reports = coordinator.gather(RankResult(result.row, counters, modes))
-        if reports:
-            if _stamp(folder.ranks_report) != reported:  # by others, who were not heard
-                raise WorkerError(f"the run has ended without rank {rank}")
+            statistics = manager.worker.statistics.to_json()
+            counters = {"managers": manager.worker.managers, **statistics}
+        if result.stopped_by is not None:
+            if is_first:
+                everyone.share({"stopped": True})
+            return result if is_first else None
+        own = {"row": result.row, "counters": counters, "unwritten": result.unwritten}
+        modes = trainer.discovery.state_dict()["modes"].cpu()
+        messages = everyone.gather(own, TensorDict({"mode": modes}, [len(modes)]))
+        if is_first:
+            told = {folder.rank: own, **{each.source: each.meta for each in messages}}
+            rows = [modes, *(each.rows["mode"] for each in messages if each.rows is not None)]
+            known = _summary(roles, told, len(torch.cat(rows).unique()))
             with run.noted(result.unwritten):
-                write_json(folder.ranks_report, _summary(coordinator, time.perf_counter() - start))
-            n, n_lost = len(coordinator.results), len(coordinator.lost)
-            several = n > 1 or n_lost > 0
-            run.write_report(result, (n, coordinator.modes_found(), n_lost) if several else None)
-            for other in coordinator.unwritten.keys() - {rank}:
-                reasons = coordinator.unwritten[other]
-                result.unwritten.extend(f"rank {other}: {each}" for each in reasons)
-            hanging = coordinator.end()
-    own = result if reports or result.stopped_by else None
-    return RankEnd(result.stopped_by, own, frozenset(coordinator.lost), hanging)
+                seconds = time.perf_counter() - start
+                write_json(folder.ranks_report, {**known, "wall_seconds": seconds})
+            n = len(roles.workers)
+            run.write_report(result, (n, known["modes_found"]) if n > 1 else None)
+            for each in messages:
+                reasons = each.meta["unwritten"]
+                result.unwritten.extend(f"rank {each.source}: {why}" for why in reasons)
+        everyone.share({"stopped": False})
+    return result if is_first else None
 
 
-def _summary(known: RankCoordinator, seconds: float) -> dict[str, Any]:
-    results = sorted(known.results.items())
+def _summary(
+    roles: RankRoles, told: Mapping[int, Mapping[str, Any]], modes_found: int
+) -> dict[str, Any]:
+    """Return the report of a run, given what each rank has told at its end."""
+    done = {rank: told[rank] for rank in roles.workers}
+    unwritten = {str(rank): each["unwritten"] for rank, each in told.items() if each["unwritten"]}
     return {
-        "size": known.roles.size,
-        "managers": [*known.roles.managers],
-        "lost": {str(rank): why for rank, why in known.lost.items()},
-        "unwritten": {str(rank): why for rank, why in known.unwritten.items() if why},
-        "reward_calls": sum(int(each.row["reward_calls"] or 0) for _, each in results),
-        "modes_found": known.modes_found(),
-        "wall_seconds": seconds,
-        "ranks": {str(r): {"measured": each.row, "counters": each.counters} for r, each in results},
+        "size": roles.size,
+        "managers": [*roles.managers],
+        "unwritten": unwritten,
+        "reward_calls": sum(int(each["row"]["reward_calls"] or 0) for each in done.values()),
+        "modes_found": modes_found,
+        "ranks": {
+            str(rank): {"measured": each["row"], "counters": each["counters"]}
+            for rank, each in done.items()
+        },
     }
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what changes when a file is written anew, None while there is none."""
-    known = path.stat() if path.exists() else None
-    return None if known is None else (known.st_ino, known.st_mtime_ns)
 
 
 def check_steps(folder: RunFolder, steps: int) -> None:
@@ -317,9 +274,8 @@ def check_journals(managers: Sequence[RunFolder]) -> None:
 
 
 def agree_on_step(ranks: Sequence[RunFolder]) -> None:
-    """Take ranks that average gradients back to the newest step of which all have a checkpoint."""
-    # A rank takes no step before all have saved what was due before it: of the two checkpoints that
-    # each keeps, one is of a step that all have, unless some went on without others.
+    """Take ranks that train back to the newest step of which all have a checkpoint."""
+    # One of the two that each keeps is of such a step: see Meetings.
     kept = {each.rank: _saved_steps(each.checkpoint, each.previous) for each in ranks}
     for steps in kept.values():
         if len(steps) < 2:  # the beginning, too
@@ -328,7 +284,7 @@ def agree_on_step(ranks: Sequence[RunFolder]) -> None:
     if not common:
         raise CheckpointMismatchError(
             f"{ranks[0].path} holds checkpoints of steps {kept}, by rank: expected a step that all "
-            "have, as averaged gradients are of one step"
+            "have"
         )
     for each in ranks:
         if kept[each.rank][0] > max(common):

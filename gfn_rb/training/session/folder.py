@@ -10,16 +10,14 @@ import re
 import secrets
 import shlex
 import shutil
-import socket
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gfn_rb.checkpoint.atomic import link, published, try_lock
-from gfn_rb.errors import ArgumentError, CheckpointError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.reading import named_damage, printable, read_json
 from gfn_rb.transports.launch import Launch
@@ -49,7 +47,6 @@ class RunFolder:
         self.journal = path / f"journal{of_rank}"
         self.previous = path / f"previous{of_rank}.gfnrb"
         self.manager = path / f"manager{of_rank}.json"
-        self.process = path / f"process{of_rank}.json"
         self.report = path / "report.png"
         self.ranks = path / "ranks.json"
         self.ranks_report = path / "report.json"
@@ -124,21 +121,6 @@ class RunFolder:
             size, given = self._read_ranks()
             command = given if _COMMAND.fullmatch(given) else f"mpiexec -n {size} gfn-rb"
         return f"{command} resume {shlex.quote(printable(self.path))}"
-
-    def write_process(self) -> None:
-        """Write down which process this rank is."""
-        process = {"host": socket.gethostname(), "process": os.getpid(), "time": time.time()}
-        with suppress(OSError):  # of a full disk, a checkpoint will tell
-            write_json(self.process, process)
-
-    def read_process(self) -> tuple[str, int, float] | None:
-        """Return host, process and start of the rank, None if there is nothing that can be read."""
-        try:
-            with named_damage(self.process):
-                known = read_json(self.process)
-                return str(known["host"]), int(known["process"]), float(known["time"])
-        except (OSError, CheckpointError):  # network file systems may lose it for a moment
-            return None
 
 
 class RunLock(ExitStack):

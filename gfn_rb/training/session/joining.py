@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -11,23 +10,18 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gfn_rb.errors import ArgumentError, GfnRbError, PeerLostError, TransportError
-from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.errors import ArgumentError, GfnRbError, TransportError
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import RefusedError
+from gfn_rb.training.session.star import Star
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
-from gfn_rb.transports.deadline import Deadline
 from gfn_rb.transports.gloo import meet
 from gfn_rb.transports.launch import Launch, launched
 
-JOINING_TAG = 22
 # By place; kept, since rank 0 may serve one that others are still to find. All processes make as
 # many runs.
 _stores: dict[str, dist.Store] = {}
 _runs = count()
-_FLUSHING = 1.0  # seconds in which others take an answer
-_READY = 111  # message to rank 0: what a rank is about to do, and what it finds wrong with that
-_ANSWER = 112  # message from rank 0: the path of the folder, or why there is no run
 
 
 def find_launch(transport: TransportName = "auto") -> Launch | None:
@@ -80,37 +74,18 @@ def connect(started: Launch, patience: float) -> Transport:
 
 
 def join(
-    transport: Transport,
-    plan: Mapping[str, Any],
-    fault: GfnRbError | None,
-    prepare: Callable[[], Path],
-    patience: float,
+    star: Star, plan: Mapping[str, Any], fault: GfnRbError | None, prepare: Callable[[], Path]
 ) -> Path:
     """Return the folder of the run, which rank 0 makes once all ranks are about to do the same."""
-    channel = FrameChannel(transport)
-    if transport.rank:
-        why = None if fault is None else str(fault)
-        _send(channel, [0], _READY, {"plan": dict(plan), "fault": why})
-        message = channel.receive(0, JOINING_TAG, 2 * patience)  # rank 0 may wait for others
-        if message is None:
-            raise TransportError(f"rank 0 named no run folder within {2 * patience:g} s")
-        if message.error is not None:
-            raise message.error
-        if "path" not in message.meta:
-            raise RefusedError(message.meta["why"], message.meta["code"])
-        return Path(message.meta["path"])
-    others = range(1, transport.size)
+    own = {"plan": dict(plan), "fault": None if fault is None else str(fault)}
+    if not star.is_first:
+        star.gather(own)
+        return Path(star.share()[0]["path"])
     try:
         if fault is not None:
             raise fault
-        deadline = Deadline(patience)
-        for rank in others:
-            message = channel.receive(rank, JOINING_TAG, deadline.remaining)
-            if message is None:
-                raise TransportError(f"rank {rank} did not join {deadline}")
-            if message.error is not None:  # of another version of the frames' format, perhaps
-                raise ArgumentError(f"rank {rank} cannot be understood: {message.error}")
-            theirs = message.meta["plan"]
+        for message in star.gather():
+            theirs, rank = message.meta["plan"], message.source
             for name in dict.fromkeys([*plan, *theirs]):
                 if plan.get(name) != theirs.get(name):
                     raise ArgumentError(
@@ -121,15 +96,7 @@ def join(
                 raise ArgumentError(f"rank {rank}: {message.meta['fault']}")
         path = prepare().resolve()
     except BaseException as error:
-        code = 2 if isinstance(error, ArgumentError) else 1
-        _send(channel, others, _ANSWER, {"why": str(error), "code": code})
+        star.fail(str(error), 2 if isinstance(error, ArgumentError) else 1)
         raise
-    _send(channel, others, _ANSWER, {"path": str(path)})
+    star.share({"path": str(path)})
     return path
-
-
-def _send(channel: FrameChannel, ranks: Iterable[int], kind: int, meta: dict[str, Any]) -> None:
-    for rank in ranks:
-        with suppress(PeerLostError):
-            channel.send(rank, JOINING_TAG, kind, meta)
-    channel.flush(_FLUSHING)  # an error may follow, after which MPI would not send it

@@ -33,15 +33,15 @@ def train(config: TrainConfig) -> run.RunResult | None:
         config: configuration of the run; ``config.threads`` applies to the whole process.
 
     Returns:
-        The result; None on all ranks but the reporting one, which is usually rank 0.
+        The result; None on all ranks but rank 0.
 
     Raises:
         ArgumentError: an option has no effect or is not allowed, ranks do not agree, or the folder
             exists. Nothing is written.
         NaNError: the loss is not finite.
         TransportError: the ranks cannot be connected.
-        RefusedError: rank 0 has raised the reason why there is no run.
-        WorkerError: this rank of several failed.
+        RefusedError: another rank has raised the reason why there is no run, or why it ended.
+        WorkerError: this rank of several failed, or another one is lost.
     """
     started = find_launch(config.transport)
     config = config.with_steps(config.steps)  # what is annealed is so by these, also when resumed
@@ -66,10 +66,9 @@ def resume(
 ) -> run.RunResult | None:
     """Continue a run from its last checkpoint, as if it had never stopped.
 
-    A run of several ranks continues with the same number of ranks, from the last checkpoint of
-    each. With averaged gradients, it continues from the newest step of which all ranks have one. If
-    the configuration names a class of your own, that class is imported, and stderr says so before.
-    Nothing is imported from the folder itself.
+    A run of several ranks continues with the same number of ranks, from the newest step of which
+    all have a checkpoint. If the configuration names a class of your own, that class is imported,
+    and stderr says so before. Nothing is imported from the folder itself.
 
     Args:
         path: the run folder.
@@ -77,14 +76,14 @@ def resume(
         transport: transport of the ranks, as in a new run.
 
     Returns:
-        The result; None on all ranks but the reporting one, which is usually rank 0.
+        The result; None on all ranks but rank 0.
 
     Raises:
         ArgumentError: no run is in the folder, it had another number of ranks, ``steps`` are fewer
             than were taken, or another process resumes it.
         CheckpointCorruptError: the checkpoint is damaged.
-        CheckpointMismatchError: the checkpoint is of another configuration, or ranks that average
-            gradients have no step in common.
+        CheckpointMismatchError: the checkpoint is of another configuration, or the checkpoints of
+            several ranks have no step in common.
     """
     folder, started = RunFolder.open(path), find_launch(transport)
     had, has = folder.n_ranks(), 1 if started is None else started.size

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -15,17 +15,10 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from gfn_rb import remote
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import Journal
-from gfn_rb.codec import decode_frame, encode_frame
 from gfn_rb.envs import GFNEnv
-from gfn_rb.errors import (
-    TransportError,
-    TransportTimeoutError,
-    WireError,
-    WorkerError,
-)
+from gfn_rb.errors import WorkerError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.remote.manager.baseline import Baseline
-from gfn_rb.remote.protocol.membership import LOST, Membership
 from gfn_rb.remote.protocol.ownership import RankRoles
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
@@ -33,147 +26,93 @@ from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import SoftmaxDraw
-from gfn_rb.training.session import RefusedError
 from gfn_rb.training.session.folder import RunFolder, run_secret
-from gfn_rb.transports import SendHandle, Transport
-from gfn_rb.transports.deadline import Deadline, ShutdownBudget, never
+from gfn_rb.training.session.run import StopSignals
+from gfn_rb.training.session.star import Star
+from gfn_rb.training.trainer import Trainer
+from gfn_rb.transports import Transport
+from gfn_rb.transports.deadline import never
 
-GRADIENT_TAG = 20
-# Kinds of messages: gradients or their mean; no more, as all steps are taken, as the sender stops,
-# or as a rank is lost.
-_GRADIENT, _FINISHED, _STOPPED, _FAILED = 1, 2, 3, 4
+_EVERY = 0.25  # seconds between two meetings of the ranks that train
 
 
 class GradientAverage:
     r"""Replaces the gradients of each rank by their mean over ranks, :math:`\frac1n\sum_r g_r`.
 
     The first rank adds up the gradients of all ranks, in double precision and in their order, and
-    sends the mean back. All ranks thus take the same step, bit for bit. In the first round, the
+    shares the mean. All ranks thus take the same step, bit for bit. In the first round, the
     parameters are averaged in the same way, so that all ranks start from the same ones.
-
-    Where a rank is lost, or stays silent too long, all others fail: going on without it, they would
-    save steps that it never takes, and the run could not be resumed. Where a rank is told to stop,
-    all stop: ``stop`` is called. A rank that has taken all of its steps is left out. ``advice``
-    ends the message that a rank is lost.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        ranks: Sequence[int],
-        timeout: float = 60.0,
-        shutdown: ShutdownBudget | None = None,
-        stop: Callable[[], None] = lambda: None,
-        advice: str = "",
-    ) -> None:
-        self._transport, self._shutdown = transport, shutdown
-        self._stop, self._advice = stop, advice
-        root, *others = sorted(ranks)
-        self._is_root = transport.rank == root
-        self.peers = Membership(others if self._is_root else [root])
-        # The first rank may have waited for each other one before it answers.
-        self._timeout = timeout if self._is_root else timeout * len(ranks)
-        self._rounds = 0
+    def __init__(self, star: Star) -> None:
+        self._star, self._is_first_round = star, True
 
     def __call__(self, loss: nn.Module) -> None:
-        """Average the gradients of a loss; raise WorkerError, or RefusedError if rank 0 does."""
-        if not self.peers.present:
-            return
+        """Average the gradients of a loss."""
         parameters = [p for p in loss.parameters() if p.requires_grad]
         own = _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
-        if self._rounds == 0:  # ranks that resume may have been saved at different steps
-            own = torch.cat([own, _flat(parameters)])
-        self._rounds += 1
-        if self._is_root:
-            mean: Tensor | None = self._lead(own)
-        else:
-            (root,) = self.peers.present
-            self._wait(root, self._send(root, _GRADIENT, own))
-            mean = self._receive(root)
-        if mean is not None:
-            _write(mean, parameters)
-
-    def close(self, finished: bool = True) -> None:
-        """Tell the others that all steps are taken, or else that they are to stop, too."""
-        for rank in self.peers.present:
-            self._send(rank, _FINISHED if finished else _STOPPED)
-            self.peers.leave(rank)
-
-    def _lead(self, own: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+        if self._is_first_round:  # log Z begins at what each rank has sampled
+            own, self._is_first_round = torch.cat([own, _flat(parameters)]), False
+        messages = self._star.gather(rows=_as_row(own))
         # In double precision: the mean of equal numbers is then exactly that number.
-        total, given = own.double(), []
-        for rank in self.peers.present:
-            values = self._receive(rank)
-            if values is not None:
-                total += values
-                given.append(rank)
-        mean = (total / (1 + len(given))).to(own.dtype)
-        # All sends are begun before the first is waited for: MPI moves them side by side.
-        for rank, handle in [(r, self._send(r, _GRADIENT, mean)) for r in given]:
-            self._wait(rank, handle)
-        return mean
-
-    # Messages.
-
-    def _send(
-        self, rank: int, kind: int, values: Tensor | None = None, why: str = ""
-    ) -> SendHandle | None:
-        rows = None if values is None else TensorDict({"values": values.unsqueeze(0)}, [1])
-        try:
-            frame = encode_frame(kind, rows, {"why": why}, self._transport.secret)
-            return self._transport.isend(frame, rank, GRADIENT_TAG)
-        except TransportError:
-            return None  # it is gone, as the next receive from it tells
-
-    def _wait(self, rank: int, handle: SendHandle | None) -> None:
-        """Wait until a rank has taken a message, or has sent one: it has it, or has left."""
-        if handle is not None:
-            with suppress(TransportError):  # the next receive from a lost rank reports it
-                Deadline(self._timeout, self._shutdown).wait(
-                    lambda seconds: _has_left(handle, seconds) or self._has_come(rank, 0.0)
-                )
-
-    def _receive(self, rank: int) -> Float[Tensor, "p"] | None:
-        """Return the next values of a rank; None if there are none, and none are expected then."""
-        deadline = Deadline(self._timeout, self._shutdown)
-        try:
-            if not deadline.wait(lambda seconds: self._has_come(rank, seconds)):
-                if deadline.passed:
-                    self._fail(rank, f"it sent no gradients {deadline}")
-                self.close(finished=False)
-                return None
-            data = self._transport.recv(rank, GRADIENT_TAG).data
-            frame = decode_frame(data, self._transport.secret)
-        except (TransportError, WireError) as error:
-            self._fail(rank, str(error))
-        if frame.rows is not None:
-            values: Tensor = frame.rows["values"][0]
-            return values
-        self.peers.leave(rank)
-        if frame.kind == _FAILED:
-            raise RefusedError(str(frame.meta["why"]), code=1)
-        if frame.kind == _STOPPED:
-            self._stop()
-        return None
-
-    def _has_come(self, rank: int, seconds: float) -> bool:
-        return self._transport.probe(rank, GRADIENT_TAG, seconds) is not None
-
-    def _fail(self, rank: int, why: str) -> NoReturn:
-        """Raise that a rank is lost, and tell the others; that one, too, in case it comes back."""
-        text = f"gradients cannot be averaged without rank {rank}: {why}{self._advice}"
-        for peer in self.peers.present:
-            self._wait(peer, self._send(peer, _FAILED, why=text))
-        self.peers.leave(rank, LOST, why)
-        raise WorkerError(text)
+        total = own.double()
+        for message in messages:
+            assert message.rows is not None
+            total += message.rows["values"][0]
+        mean = _as_row((total / (1 + len(messages))).to(own.dtype))
+        _write(self._star.share(rows=mean)[1]["values"][0], parameters)
 
 
-def _has_left(handle: SendHandle, seconds: float) -> bool:
-    try:
-        handle.wait(seconds)
-    except TransportTimeoutError:
-        return False
-    return True
+class Meetings:
+    """Meetings of the ranks that train, after the same steps of each, where the first one decides.
+
+    A rank takes no step before all have saved what was due before it: of the two checkpoints that
+    each keeps, one is of a step that all have. A rank told to stop thus stops all at one step.
+
+    Attributes:
+        stops: whether all stop after this step.
+    """
+
+    def __init__(self, star: Star, stop: StopSignals, checkpoint_every: int) -> None:
+        self._star, self._stop, self._save_every = star, stop, checkpoint_every
+        self._others: list[dict[str, Any]] = []  # what other ranks have told of their progress
+        self._step, self._time = 0, time.monotonic()  # of the last meeting
+        self._next = 0
+        self.stops = False
+
+    def stepped(self, trainer: Trainer) -> None:
+        """Meet the others if that is due after this step."""
+        step, found = trainer.steps_done, trainer.discovery
+        if step < self._next:
+            return
+        told_to_stop = self._stop.received is not None
+        own = {"calls": found.calls, "modes": found.modes_found, "stop": told_to_stop}
+        self._others = [each.meta for each in self._star.gather(own)]
+        now, n_steps = time.monotonic(), max(1, step - self._step)
+        due = int(_EVERY * n_steps / (now - self._time)) if self._star.others else 1
+        answer, _ = self._star.share(
+            {
+                "next": step + max(1, min(due, self._save_every - step % self._save_every)),
+                "stop": told_to_stop or any(each["stop"] for each in self._others),
+            }
+        )
+        self._next = min(int(answer["next"]), trainer.config.steps)
+        self._step, self._time = step, now
+        if answer["stop"]:
+            self.stops = True
+            self._stop.request()
+
+    def describe(self, trainer: Trainer, loss: float) -> str:
+        """Return the progress of all ranks, in a few words; trainer and loss are of this one."""
+        counts, n_modes = trainer.discovery, trainer.env.n_modes
+        modes = "|".join(str(n) for n in (counts.modes_found, *(o["modes"] for o in self._others)))
+        calls = counts.calls + sum(each["calls"] for each in self._others)
+        of_all = f" of {n_modes}" if n_modes else ""
+        return f"modes {modes}{of_all}, {calls:,} reward calls, loss {loss:.3f}"
+
+
+def _as_row(values: Float[Tensor, "p"]) -> TensorDict:
+    return TensorDict({"values": values.unsqueeze(0)}, [1])
 
 
 def _flat(tensors: Sequence[Tensor]) -> Float[Tensor, "p"]:
@@ -248,6 +187,8 @@ class ManagerHooks:
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run and send them; return what was fed."""
         self.worker.extend(items)
+        for rank, why in self.worker.lost.items():
+            raise WorkerError(f"rank {rank} is lost: {why}")
         fed = self.worker.take_fed()
         if fed is None or self._config.average_gradients:
             return None  # averaged gradients are of everybody's items, in step
@@ -266,9 +207,9 @@ def longest_silence(config: TrainConfig, roles: RankRoles) -> float:
 
 def worker_silence(config: TrainConfig, roles: RankRoles) -> float:
     """Return how long a worker that lives may say nothing to its managers, in seconds."""
-    if config.average_gradients:  # the first waits for each other one in turn, the rest for it
-        return config.patience + longest_silence(config, roles) * len(roles.workers)
-    return config.patience
+    # The first waits for each other one in turn, and the rest for it.
+    n_waits = len(roles.workers) if len(roles.workers) > 1 else 0
+    return config.patience + longest_silence(config, roles) * n_waits
 
 
 def make_manager(

@@ -180,10 +180,10 @@ def noted(unwritten: list[str]) -> Iterator[None]:
         logger.error("%s", unwritten[-1])
 
 
-def write_report(result: RunResult, ranks: tuple[int, int, int] | None = None) -> None:
+def write_report(result: RunResult, ranks: tuple[int, int] | None = None) -> None:
     """Draw the report of a run that came to its end into its folder.
 
-    Of several ranks, it shows how many there are, the modes they found, and how many are lost.
+    Of several ranks, it shows how many there are, and the modes they found.
     """
     from gfn_rb.training import report  # matplotlib takes a while to load
 
@@ -213,11 +213,20 @@ def run_training(
     folder: RunFolder,
     stop: StopSignals,
     describe: Callable[[Trainer, float], str] = describe_progress,
+    stops: Callable[[], bool] | None = None,
 ) -> RunResult:
     """Train until the steps are done or a signal stops the run, and write everything down.
 
     What the disk does not take is logged, and written when the next is due or is a part of the
-    result. Ranks that average gradients end there: their checkpoints must be of the same steps.
+    result. One of several ranks ends there: the checkpoints of all must be of the same steps.
+
+    Args:
+        trainer: the trainer, restored.
+        folder: run folder of this rank.
+        stop: signals that this process has received.
+        describe: callable that describes progress, given the trainer and the last loss.
+        stops: callable that tells whether all ranks stop after this step; None for a run of one
+            rank, which a signal stops.
     """
     config = trainer.config
     if not trainer.history:
@@ -250,10 +259,13 @@ def run_training(
             saved = trainer.steps_done
 
     def written() -> AbstractContextManager[None]:
-        return nullcontext() if config.average_gradients else noted([])
+        return noted([]) if stops is None else nullcontext()
+
+    def is_stopped() -> bool:
+        return stop.received is not None if stops is None else stops()
 
     with progress(trainer, describe, disable=folder.rank > 0) as advance:
-        while trainer.steps_done < config.steps and stop.received is None:
+        while trainer.steps_done < config.steps and not is_stopped():
             advance(trainer.step())
             if config.is_measured(trainer.steps_done):
                 row = trainer.record()
@@ -264,7 +276,7 @@ def run_training(
                 with written():
                     save()
     unwritten: list[str] = []
-    if stop.received is not None:
+    if is_stopped():
         save()
         if folder.rank == 0:
             done = f"stopped after {trainer.steps_done:,} steps, which are saved"

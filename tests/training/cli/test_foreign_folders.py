@@ -21,7 +21,7 @@ FILES = {
     "config.json": {**GRID.to_dict(), "extra": {}},
     "ranks.json": {"size": 2, "command": "mpiexec -n 2 gfn-rb"},
     "report.json": {
-        "lost": {"3": "it died"}, "managers": [1], "reward_calls": 96, "modes_found": 4,
+        "managers": [1], "reward_calls": 96, "modes_found": 4,
         "ranks": {"0": {"measured": MEASURED, "counters": {"sent": 3, "fed": 2}}},
     },
     "manager-rank1.json": {"stored": 9, "senders": {"0": {"items": 900, "fed": 77}}},

@@ -3,14 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
-from training.session.distributed_runs import PROMPT, QUICK, Job
+from training.session.distributed_runs import MANAGED, PROMPT, QUICK, Job
 from transports.ranks import mpi_kind
 
 from gfn_rb.training.session.folder import RunFolder
 
 STEPS = 12
 TRAIN = ["train", "tfbind8", "--steps", STEPS, "--eval-every", "6", *QUICK]
-MANAGED = ["--managers", "1", "--feed", "top", "--out"]
 
 
 @pytest.fixture(scope="session")

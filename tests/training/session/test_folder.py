@@ -2,9 +2,7 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -131,19 +129,6 @@ def test_the_lock_of_a_run_ends_with_the_process_that_had_it(tmp_path):
         lock.take(folder)
         folder.write_config(GRID)
         lock.take(folder)
-
-
-def test_a_rank_writes_down_which_process_it_is(tmp_path):
-    folder = RunFolder(tmp_path, 2)
-    for text in ("", "{", "[1]"):
-        folder.process.write_text(text)
-        assert folder.read_process() is None
-    folder.write_process()
-    *known, start = folder.read_process()
-    assert abs(start - time.time()) < 600.0
-    assert known == [socket.gethostname(), os.getpid()]
-    assert [path.name for path in tmp_path.iterdir()] == ["process-rank2.json"]
-    RunFolder(tmp_path / "gone").write_process()  # one that cannot be written costs no run
 
 
 def take(trainer, steps):

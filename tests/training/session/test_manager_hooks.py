@@ -1,5 +1,6 @@
 """A training rank and its manager, in threads."""
 
+from contextlib import suppress
 from dataclasses import replace
 from shutil import copytree
 
@@ -12,7 +13,14 @@ from training.training_runs import DNA, WARM_GRID, changed, grid
 
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import load_state
-from gfn_rb.errors import ArgumentError, KeyMismatchError, SecretError, TransportTimeoutError
+from gfn_rb.errors import (
+    ArgumentError,
+    KeyMismatchError,
+    SecretError,
+    TransportClosedError,
+    TransportTimeoutError,
+    WorkerError,
+)
 from gfn_rb.remote.protocol.ownership import assign_roles
 from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOptions
 from gfn_rb.training.session.distributed import check_journals, run_with_threads
@@ -23,6 +31,7 @@ from gfn_rb.training.session.rank_hooks import (
     ManagerHooks,
     longest_silence,
     make_manager,
+    worker_silence,
 )
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport
@@ -278,18 +287,24 @@ def test_a_manager_saves_as_often_as_its_workers(size, send_every, expected, tmp
 
 
 def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
-    together, managed = replace(CONFIG, average_gradients=True), roles_of(4)
+    managed, alone = roles_of(4), roles_of(2)
     assert longest_silence(CONFIG, assign_roles(4, 0, [None] * 4)) == CONFIG.patience
     assert longest_silence(CONFIG, managed) > CONFIG.patience
-    alone, waits = (
-        make_manager(
-            each, LocalTransport.group(4)[3], managed, RunFolder(tmp_path, rank)
-        )._workers._silence
-        for rank, each in enumerate((CONFIG, together))
-    )
-    assert alone == CONFIG.patience
+    assert worker_silence(CONFIG, alone) == CONFIG.patience
     # Each but one of three workers may be waited for in vain, and all the others are silent then.
-    assert waits > 2 * longest_silence(together, managed)
+    assert worker_silence(CONFIG, managed) > 2 * longest_silence(CONFIG, managed)
+
+
+def test_a_lost_manager_ends_the_run(tmp_path):
+    group = LocalTransport.group(2, timeout=10.0)
+    manager = make_manager(CONFIG, group[1], roles_of(2), RunFolder(tmp_path, 1))
+    hooks = ManagerHooks(CONFIG, group[0], roles_of(2))
+    trainer = Trainer(CONFIG, hooks=Hooks(hooks.replayed, hooks.store))
+    with suppress(TransportClosedError), threads(manager.run):
+        trainer.step()
+        group[1].close()
+    with pytest.raises(WorkerError, match="rank 1 is lost: "):
+        trainer.step()
 
 
 @pytest.mark.parametrize(

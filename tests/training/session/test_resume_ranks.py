@@ -1,6 +1,7 @@
-"""Ranks that average gradients, resumed after one was killed while the others had saved."""
+"""Ranks that train, resumed after one was killed while the others had saved."""
 
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,23 +15,24 @@ from training.training_runs import equal, grid, timeless
 from transports.ranks import environment
 
 from gfn_rb.checkpoint import load_state
-from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.errors import CheckpointMismatchError, NaNError, WorkerError
 from gfn_rb.remote.protocol.ownership import assign_roles
-from gfn_rb.training.session import distributed
+from gfn_rb.training.session import RefusedError, distributed
 from gfn_rb.training.session.distributed import agree_on_step, run_rank
 from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.reading import read_metrics
 from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports import LocalTransport
 
 pytestmark = pytest.mark.slow
 
 RANKS = (0, 1)
-CONFIG = grid(average_gradients=True, steps=10, checkpoint_every=4, eval_every=2, patience=20.0)
+CONFIG = grid(steps=10, checkpoint_every=4, eval_every=2, patience=20.0)
 
 
-def run(path, steps):
+def run(path, steps, average):
     """Train from what the folder holds, if anything, each rank in a thread."""
-    config = replace(CONFIG, steps=steps)
+    config = replace(CONFIG, steps=steps, average_gradients=average)
     roles = assign_roles(len(RANKS), 0, ["here"] * len(RANKS))
     path.mkdir(exist_ok=True)
     agree_on_step(folders(path))
@@ -40,7 +42,8 @@ def run(path, steps):
             return run_rank(config, transport, roles, RunFolder(path, transport.rank))
 
     with ThreadPoolExecutor(len(RANKS)) as pool:
-        list(pool.map(one, LocalTransport.group(len(RANKS), timeout=20.0)))
+        ranks = [pool.submit(one, each) for each in LocalTransport.group(len(RANKS), timeout=20.0)]
+    return [each.exception() for each in ranks]
 
 
 def folders(path):
@@ -71,28 +74,33 @@ def _ranks_are_threads():
         yield
 
 
+@pytest.fixture(scope="module", params=[False, True])
+def average(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, average):
     path = tmp_path_factory.mktemp("whole") / "run"
-    run(path, 10)
+    assert run(path, 10, average) == [None] * 2
     return state(path)
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, average):
     """A run whose ranks have saved after 4 and after 8 steps."""
     path = tmp_path_factory.mktemp("saved") / "run"
-    run(path, 8)
+    assert run(path, 8, average) == [None] * 2
     return path
 
 
 @pytest.mark.parametrize("behind", [(), (0,), (1,), RANKS, (0, 1, 0), (0, 1, 1)])
-def test_ranks_go_on_from_the_newest_step_that_all_have(whole, saved, tmp_path, behind):
+def test_ranks_go_on_from_the_newest_step_that_all_have(whole, saved, average, tmp_path, behind):
     """Or begin anew, where a rank has lost both of its checkpoints."""
     path = shutil.copytree(saved, tmp_path / "run")
     for rank in behind:  # killed before it had saved once more
         RunFolder(path, rank).take_back()
-    run(path, 10)
+    assert run(path, 10, average) == [None] * 2
     equal(state(path), whole)
 
 
@@ -104,6 +112,36 @@ def test_ranks_that_went_on_without_others_are_refused(saved, tmp_path):
     with pytest.raises(CheckpointMismatchError, match=r"steps \{0: \[8, 4\], 1: \[0\]\}"):
         agree_on_step(folders(path))
     equal(load_state(RunFolder(path).checkpoint)["steps_done"], before["steps_done"])
+
+
+@pytest.mark.parametrize("failing", RANKS)
+def test_a_rank_that_raises_ends_the_others_which_say_nothing(failing, tmp_path, monkeypatch):
+    step = Trainer.step
+
+    def fails(self):
+        if threading.current_thread().name.endswith(f"_{failing}") and self.steps_done == 5:
+            raise NaNError("loss is NaN")
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "step", fails)
+    first, second = (run(tmp_path / "run", 10, False)[rank] for rank in (failing, 1 - failing))
+    why = f"NaNError: loss is NaN; continue with: gfn-rb resume {tmp_path / 'run'}"
+    assert (type(first), str(first)) == (WorkerError, why)
+    assert (type(second), str(second), second.code) == (RefusedError, why, 1)
+    assert {
+        load_state(folder.checkpoint)["steps_done"] for folder in folders(tmp_path / "run")
+    } == {4}
+
+
+def n_rows(folder):
+    return len(read_metrics(folder.metrics)) if folder.metrics.exists() else 0
+
+
+def until(happened):
+    end = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 class Ranks:
@@ -132,26 +170,38 @@ class Ranks:
             each.communicate()
 
 
-@pytest.mark.parametrize("killed", RANKS)
-def test_without_one_that_is_killed_the_other_stops_and_both_can_be_resumed(killed, tmp_path):
+@pytest.mark.parametrize(("killed", "average"), [(0, True), (1, False)])
+def test_without_one_that_is_killed_the_other_stops_and_both_can_be_resumed(
+    killed, average, tmp_path
+):
     path, other = tmp_path / "run", 1 - killed
-    options = ("--average-gradients", "--checkpoint-every", "2", "--hidden", "16", "--out", path)
+    options = ("--checkpoint-every", "2", "--hidden", "16", "--out", path)
+    options += ("--average-gradients",) * average
     with Ranks(tmp_path, "train", "hypergrid", "--steps", "100000", *options) as ranks:
-        end = time.monotonic() + 120
-        while not all(folder.previous.exists() for folder in folders(path)):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: all(folder.previous.exists() for folder in folders(path)))
         ranks.each[killed].kill()
         _, said = ranks.each[other].communicate(timeout=60)
         assert ranks.each[other].returncode == 1
-    (line,) = [line for line in said.splitlines() if "gradients" in line]
-    assert line.startswith(
-        f"gfn-rb: rank {other}: gradients cannot be averaged without rank {killed}: "
-    )
+    (line,) = [line for line in said.splitlines() if "gfn-rb: " in line]
+    assert line.startswith(f"gfn-rb: rank {other}: rank {killed} is lost: ")
     assert line.endswith(f"; continue with: 2 processes of gfn-rb resume {path}")
     taken = max(load_state(folder.checkpoint)["steps_done"] for folder in folders(path))
     with Ranks(tmp_path, "resume", path, "--steps", taken + 4) as ranks:
         said = [each.communicate(timeout=120)[1] for each in ranks.each]
         assert [each.returncode for each in ranks.each] == [0, 0], said
-    weights = [load_state(folder.checkpoint)["policies"] for folder in folders(path)]
-    equal(*weights)
+    states = [load_state(folder.checkpoint) for folder in folders(path)]
+    assert [each["steps_done"] for each in states] == [taken + 4] * 2
+    if average:
+        equal(*[each["policies"] for each in states])
+
+
+def test_a_rank_that_is_told_to_stop_stops_both_after_one_step(tmp_path):
+    path = tmp_path / "run"
+    options = ("--checkpoint-every", "1000", "--hidden", "16", "--eval-every", "1", "--out", path)
+    with Ranks(tmp_path, "train", "hypergrid", "--steps", "100000", *options) as ranks:
+        until(lambda: all(n_rows(folder) > 2 for folder in folders(path)))
+        ranks.each[1].terminate()
+        said = [each.communicate(timeout=60)[1] for each in ranks.each]
+        assert [each.returncode for each in ranks.each] == [128 + signal.SIGTERM, 0], said
+    (step,) = {load_state(folder.checkpoint)["steps_done"] for folder in folders(path)}
+    assert f"stopped after {step:,} steps, which are saved; continue with: 2 processes" in said[0]

@@ -1,0 +1,230 @@
+"""Exchanges between the ranks of a run, and how they join it, in threads."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from gfn_rb.checkpoint import Secret
+from gfn_rb.errors import ArgumentError, GfnRbError, WorkerError
+from gfn_rb.training.session import RefusedError
+from gfn_rb.training.session.joining import find_launch, join
+from gfn_rb.training.session.star import TAG, Star
+from gfn_rb.transports import LocalTransport
+from gfn_rb.transports.deadline import ShutdownBudget
+
+
+def together(function, *arguments):
+    """What a function returns, or the error that it raises, for each of several arguments."""
+
+    def one(argument):
+        try:
+            return function(argument)
+        except GfnRbError as error:
+            return error
+
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return [*pool.map(one, arguments)]
+
+
+def stars(size, timeout=5.0, **options):
+    transports = LocalTransport.group(size, timeout=5.0)
+    return [Star(each, range(size), timeout, **options) for each in transports], transports
+
+
+def test_the_first_rank_gathers_and_shares_rows_and_values():
+    ranks, _ = stars(3)
+
+    def one(rank):
+        row = TensorDict({"mode": torch.tensor([rank])}, [1])
+        found = ranks[rank].gather({"calls": 10 * rank}, row)
+        told = [(each.source, each.meta["calls"], each.rows["mode"].item()) for each in found]
+        meta, rows = ranks[rank].share({"next": 5}, row)
+        return told, meta["next"], rows["mode"].item()
+
+    assert together(one, 2, 1, 0) == [([], 5, 0), ([], 5, 0), ([(1, 10, 1), (2, 20, 2)], 5, 0)]
+    (alone,), _ = stars(1)
+    assert alone.gather() == []
+    assert alone.share({"next": 1}) == ({"next": 1}, None)
+
+
+def met(star):
+    """What ranks do at each step; a rank that fails tells the others."""
+    try:
+        star.gather()
+        star.share()
+    except GfnRbError as error:
+        star.fail(str(error))
+        raise
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_lost_rank_ends_all_others_and_one_says_so(lost, is_silent):
+    ranks, transports = stars(3, timeout=0.2)
+    if not is_silent:
+        transports[lost].close()
+    first, second = together(met, *(ranks[rank] for rank in range(3) if rank != lost))
+    assert (type(first), type(second)) == (WorkerError, RefusedError)
+    why = "it sent nothing within 0" if is_silent else "it closed its endpoint"
+    assert str(first).startswith(f"rank {lost} is lost: {why}")
+    assert second.code == 1
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_rank_that_fails_ends_the_others_which_say_nothing(failing):
+    ranks, _ = stars(3)
+    ranks[failing].fail("loss is NaN")
+    found = together(met, *(ranks[rank] for rank in range(3) if rank != failing))
+    assert [(type(each), str(each), each.code) for each in found] == [
+        (RefusedError, "loss is NaN", 1)
+    ] * 2
+
+
+def test_what_cannot_be_understood_counts_as_lost():
+    ranks, transports = stars(2)
+    transports[1].isend([b"nonsense"], 0, TAG)
+    with pytest.raises(WorkerError, match="rank 1 is lost: it cannot be understood: "):
+        ranks[0].gather()
+    ranks, transports = stars(2)
+    transports[0].secret = Secret(bytes(16))
+    first, _ = together(met, *ranks)
+    assert "rank 1 is lost: it cannot be understood: " in str(first)
+    assert "was made without the secret" in str(first)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_told_to_stop_waits_no_longer(rank):
+    stop = threading.Event()
+    ranks, _ = stars(2, timeout=60.0, shutdown=ShutdownBudget(stop.is_set, seconds=0.2))
+    threading.Timer(0.2, stop.set).start()
+    start = time.monotonic()
+    (error,) = together(met, ranks[rank])
+    assert time.monotonic() - start < 20.0
+    assert str(error) == f"rank {1 - rank} is lost: it sent nothing before this rank was to stop"
+
+
+PLAN = {"gfn_rb": "0.1.0", "env": "tfbind8", "steps": 100, "hidden": [16], "log_z": None}
+
+
+def unprepared():
+    raise AssertionError("rank 0 alone prepares, and only what all agree on")
+
+
+def joined(plans, prepare=unprepared, faults=None):
+    """The folder that each rank is told, or the error that it raises."""
+    transports = LocalTransport.group(len(plans), timeout=10.0)
+
+    def one(rank):
+        fault, made = (faults or {}).get(rank), unprepared if rank else prepare
+        try:
+            return join(Star(transports[rank], range(len(plans)), 10.0), plans[rank], fault, made)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(plans)) as pool:
+        return [*pool.map(one, range(len(plans)))]
+
+
+def assert_refused(found, kind, why, code=2):
+    first, *others = found
+    assert type(first) is kind
+    assert str(first) == why
+    assert [type(each) for each in others] == [RefusedError] * len(others)
+    assert [(str(each), each.code) for each in others] == [(why, code)] * len(others)
+
+
+def test_rank_0_prepares_and_all_know_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, Path("run")):
+        assert joined([PLAN] * 3, lambda path=path: path) == [path.resolve()] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"steps": 200}, "100 on rank 0 and 200"),
+        ({"gfn_rb": "0.2.0"}, "'0.1.0' on rank 0 and '0.2.0'"),
+        ({"height": 8}, "None on rank 0 and 8"),
+    ],
+)
+def test_ranks_that_do_not_agree_are_refused_by_name(change, why):
+    (name,) = change
+    why = f"{name} must be the same on all ranks, got {why} on rank 2"
+    assert_refused(joined([PLAN, PLAN, {**PLAN, **change}]), ArgumentError, why)
+
+
+@pytest.mark.parametrize(("ranks", "why"), [([1], "rank 1: no cuda"), ([0, 1, 2], "no cuda")])
+def test_what_a_rank_cannot_do_is_refused_to_all(ranks, why):
+    """Rank 0 alone reports a fault that all find."""
+    faults = dict.fromkeys(ranks, ArgumentError("no cuda"))
+    assert_refused(joined([PLAN] * 3, faults=faults), ArgumentError, why)
+
+
+@pytest.mark.parametrize(("kind", "code"), [(ArgumentError, 2), (OSError, 1)])
+def test_all_are_told_why_there_is_no_folder(kind, code):
+    def prepare():
+        raise kind("out must be a new folder")
+
+    assert_refused(joined([PLAN] * 3, prepare), kind, "out must be a new folder", code)
+
+
+def test_all_are_told_when_rank_0_is_interrupted():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    (first, second), _ = stars(2, 10.0)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(join, second, PLAN, None, unprepared)
+        with pytest.raises(KeyboardInterrupt):
+            join(first, PLAN, None, interrupted)
+        with pytest.raises(RefusedError):
+            other.result(20)
+
+
+def test_a_rank_that_does_not_join_is_named_to_all():
+    (first, second, _), _ = stars(3, 0.5)
+    names = together(lambda star: join(star, PLAN, None, unprepared), first, second)
+    assert [type(each) for each in names] == [WorkerError, RefusedError]
+    assert {*map(str, names)} == {"rank 2 is lost: it sent nothing within 0.5 s"}
+    assert names[1].code == 1
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Have a launcher set variables, and no other one."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda **values: [monkeypatch.setenv(*each) for each in values.items()]
+
+
+def test_without_a_launcher_this_process_is_alone_and_with_one_the_user_may_insist(environment):
+    assert find_launch() is find_launch("local") is None
+    for transport in ("mpi", "gloo"):
+        with pytest.raises(ArgumentError, match=f"no launcher started .* got '{transport}'"):
+            find_launch(transport)
+    environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
+    assert find_launch().transport == "gloo"
+    assert find_launch("mpi").transport == "mpi"
+    assert find_launch("local") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "transport", "why"),
+    [
+        ({"PMIX_RANK": "0"}, "auto", "PMIX_RANK is set, and nothing tells how many ranks there"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", "2 processes were started, and nothing tells"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, "gloo", "3 processes were st"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_once(values, transport, why, environment):
+    environment(**values)
+    with pytest.raises(ArgumentError, match=f"{why}.*--transport local"):
+        find_launch(transport)
+    environment(**{name: "1" for name in values if "RANK" in name})
+    with pytest.raises(RefusedError, match=why):
+        find_launch(transport)
