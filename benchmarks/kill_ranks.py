@@ -9,7 +9,7 @@ instant of the seconds after its first checkpoint kills (SIGKILL) or stops (SIGS
 whatever that does at the moment: sample, learn, send, receive or save.
 
 killed     a rank, under ``--with-ft ulfm``: all others end in failure, and one line names the rank;
-stopped    a rank that answers no more, likewise;
+stopped    a rank that answers no more, without fault tolerance: likewise;
 job        any rank, without fault tolerance: the job ends within seconds, in failure.
 
 In each kind ``gfn-rb resume`` then takes the run to its end from the checkpoints.
@@ -245,7 +245,7 @@ class Kind(NamedTuple):
 KINDS = {
     "killed": Kind(killed),
     # Only one that is stopped is waited for; elsewhere none is to be lost by being slow.
-    "stopped": Kind(stopped, patience=5),
+    "stopped": Kind(stopped, options=(), patience=5),
     "job": Kind(job, options=()),
 }
 

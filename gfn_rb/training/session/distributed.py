@@ -124,10 +124,10 @@ def run_rank(
     silence = longest_silence(config, roles)
     everyone = Star(transport, range(roles.size), silence, shutdown)
     # A manager that serves workers expects other messages, and notices that they have left.
-    told = everyone
+    told, result = everyone, None
     try:
         if transport.rank in roles.managers:
-            result = _manage(config, transport, everyone, roles, folder, stop)
+            _manage(config, transport, everyone, roles, folder, stop)
         else:
             told = Star(transport, roles.workers, silence, shutdown)
             manager = None
