@@ -158,6 +158,7 @@ class ManagerHooks:
     ) -> None:
         self._config, self._transport, self._stopped = config, transport, stopped
         self._managers = roles.managers
+        self._ends_run = transport.rank == roles.workers[0]  # all others notice a loss as well
 
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
@@ -187,8 +188,9 @@ class ManagerHooks:
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run and send them; return what was fed."""
         self.worker.extend(items)
-        for rank, why in self.worker.lost.items():
-            raise WorkerError(f"rank {rank} is lost: {why}")
+        if self._ends_run:
+            for rank, why in self.worker.lost.items():
+                raise WorkerError(f"rank {rank} is lost: {why}")
         fed = self.worker.take_fed()
         if fed is None or self._config.average_gradients:
             return None  # averaged gradients are of everybody's items, in step
