@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Transitions as Transitions,
     )
     from gfn_rb.interop.experience import ExperienceMemory as ExperienceMemory
+    from gfn_rb.memmaps import RowMemmapStorage as RowMemmapStorage
     from gfn_rb.page import view as view
     from gfn_rb.ragged import RaggedStorage as RaggedStorage
     from gfn_rb.rollout import (
@@ -46,10 +47,7 @@ if TYPE_CHECKING:
         RecencySampler as RecencySampler,
         SoftmaxRewardSampler as SoftmaxRewardSampler,
     )
-    from gfn_rb.storages import (
-        RowMemmapStorage as RowMemmapStorage,
-        RowTensorStorage as RowTensorStorage,
-    )
+    from gfn_rb.storages import RowTensorStorage as RowTensorStorage
     from gfn_rb.writers import (
         DiversityWriter as DiversityWriter,
         FIFOWriter as FIFOWriter,

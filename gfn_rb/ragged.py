@@ -40,6 +40,7 @@ from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import (
     all_slots,
     entry_of,
+    forget_layout,
     length_of,
     new_tensordict,
     set_length,
@@ -505,6 +506,9 @@ class RaggedStorage(EncodedStorage):
                 there is room for, or does not match its own lengths. Nothing was written then.
         """
         n = self.check_content(content)
+        if n:  # into other memory: what there was may have to be put back
+            forget_layout(self)
+            self._pools = {}
         self._empty()
         at = dict.fromkeys(self._groups, 0)
         for start in range(0, n, _BLOCK):

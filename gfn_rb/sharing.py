@@ -393,6 +393,12 @@ def _record(storage: Storage, slot: Int64[Tensor, "*k"], names: tuple[str, ...])
             recorder.record(slot)
 
 
+def require_own_storage(storage: Storage, writer: Any) -> None:
+    """Raise if this process was forked, and does not share a storage with its parent."""
+    if _PROCESSES.setdefault(storage, os.getpid()) != os.getpid():
+        _check_shared(storage, writer if isinstance(writer, SlotState) else None)
+
+
 def _check_shared(storage: Storage, writer: SlotState | None) -> None:
     """Raise unless a forked process writes to the memory of its parent."""
     if not isinstance(storage, ListStorage) and not _is_shared(storage, writer):

@@ -17,7 +17,6 @@ from tensordict import MemoryMappedTensor, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torch.compiler import is_compiling
 from torchrl.data.replay_buffers.storages import (
-    LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     Storage,
@@ -95,7 +94,7 @@ def stored_rows(storage: Storage) -> Rows:
     return compat.all_slots(storage)[: len(storage)]
 
 
-class _RowAccess(TensorStorage):
+class RowAccess(TensorStorage):
     """Reads and writes rows tensor by tensor where a vector of int64 on the CPU names them.
 
     ``TensorDict`` works out batch size, dimension names and kind of any index first, which takes
@@ -131,7 +130,7 @@ class _RowAccess(TensorStorage):
             super().set(cursor, data, set_cursor=False)
 
 
-class RowTensorStorage(_RowAccess, LazyTensorStorage):
+class RowTensorStorage(RowAccess, LazyTensorStorage):
     """A ``LazyTensorStorage`` that reads and writes batches of rows in less time.
 
     Presets use it unless they are given a storage. Content and files are those of
@@ -189,26 +188,6 @@ class EncodedStorage(KeepsArguments, RowTensorStorage):
     @abstractmethod
     def restore(self, content: Mapping[str, Tensor]) -> None:
         """Replace all rows by what :meth:`content` returned."""
-
-
-class RowMemmapStorage(_RowAccess, LazyMemmapStorage):
-    """A ``LazyMemmapStorage`` that reads and writes batches of rows in less time.
-
-    Content and files are those of ``LazyMemmapStorage``.
-
-    Args:
-        max_size: number of rows, at least 1.
-        scratch_dir: folder of the files. Default: a temporary folder.
-        device: device of the rows, "cpu". None takes that of the first batch.
-        ndim: number of leading dimensions that count as rows. The writers of gfn_rb need 1.
-        compilable: whether ``torch.compile`` may trace it. It cannot be shared between processes
-            then.
-        existsok: whether existing files may be overwritten. Otherwise they raise an error.
-        shared_init: whether several processes may write the first batch. One lays the rows out, and
-            the others wait for it.
-        auto_cleanup: whether the files are deleted when the process ends. Default: only in a
-            temporary folder.
-    """
 
 
 def _is_vector(index: Any) -> bool:

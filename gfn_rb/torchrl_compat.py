@@ -7,6 +7,7 @@ Read in torch 2.13.0, tensordict 0.14.3 and torchrl 0.14.1, unless said otherwis
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor, multiprocessing as mp
 from torch.utils._pytree import tree_leaves, tree_map
-from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
+from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import (
     ListStorage,
@@ -110,6 +111,19 @@ def leaves_of(tree: Any) -> list[Tensor]:
 
 
 # tensordict.
+
+
+@contextmanager
+def memmap_descriptor(tensor: Any) -> Iterator[int]:
+    """Yield a descriptor of a memory-mapped tensor's file (``MemoryMappedTensor._handler``)."""
+    if tensor._handler is not None:  # a file without a name
+        yield tensor._handler.fd
+        return
+    descriptor = os.open(tensor.filename, os.O_RDWR)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def new_tensordict(
@@ -231,9 +245,14 @@ def abandon_layout(storage: Storage) -> None:
 def forget_layout(storage: TensorStorage) -> None:
     """Have the next rows lay a lazy storage out (``LazyTensorStorage._storage``).
 
-    Without it, a failed first write decides what all others have to look like.
+    Without it, a failed first write decides what all others have to look like, and its files would
+    be in the way.
     """
     if not getattr(storage, "shared_init", False):
+        if not getattr(storage, "existsok", True):
+            for leaf in leaves_of(storage._storage):
+                if path := getattr(leaf, "_filename", None):
+                    Path(path).unlink(missing_ok=True)
         storage._storage, storage.initialized = None, False
 
 
@@ -295,7 +314,7 @@ def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> Non
 
 
 def raised_generations(storage: Storage, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return stamps, slots and their raised values; nothing where stamps are not kept."""
+    """Return stamps, slots and their raised values; nothing without any (``_slot_generations``)."""
     known: Tensor | None = vars(storage).get(_SLOT_GENERATIONS)
     if known is None:
         return []
@@ -324,12 +343,6 @@ def set_attached_generations(index: Tensor, stamps: Tensor) -> None:
 def attached_generations(index: Any) -> Tensor | None:
     """Return what :func:`attach_generations` attached; None for other indices."""
     return getattr(index, _SLOT_GENERATIONS, None)
-
-
-def set_slot_generations(storage: Storage, generations: Any) -> None:
-    """Restore what :func:`slot_generations` returned, where the storage has such."""
-    if hasattr(storage, _SLOT_GENERATIONS):
-        setattr(storage, _SLOT_GENERATIONS, generations)
 
 
 # Writers and samplers.
@@ -468,22 +481,6 @@ def clear_prefetched(rb: ReplayBuffer) -> None:
 def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
     """Raise unless a buffer would take these prefetched batches (``_validate_prefetch_state``)."""
     rb._validate_prefetch_state({"version": 1, "capacity": prefetch_capacity(rb), "queue": queue})
-    kinds = () if isinstance(rb, TensorDictReplayBuffer) else (Tensor, dict, tuple)
-    for batch in queue:
-        is_pair = isinstance(batch, tuple) and len(batch) == 2
-        if not (is_pair and (isinstance(batch[1], dict) or is_tensor_collection(batch[1]))):
-            raise TypeError("a prefetched batch is no pair of rows and what is known of them")
-        rows, known = batch
-        if not is_tensor_collection(rows):
-            if not isinstance(rows, kinds):
-                raise TypeError("a prefetched batch has no rows")
-            continue
-        for name, value in known.items():
-            if not isinstance(name, str):
-                raise TypeError(f"a prefetched batch has {name!r}, expected a name")
-            of_rows = torch.as_tensor(torch.stack(value, -1) if isinstance(value, tuple) else value)
-            if of_rows.ndim and of_rows.shape[:1] != rows.shape[:1]:
-                raise ValueError(f"a prefetched batch has {name!r} of other rows")
 
 
 def prefetch_capacity(rb: ReplayBuffer) -> int:
@@ -491,9 +488,16 @@ def prefetch_capacity(rb: ReplayBuffer) -> int:
     return int(rb._prefetch_cap)
 
 
-def consume_after_n_samples(rb: ReplayBuffer) -> int | None:
-    """Return after how many draws rows are removed (``_consume_after_n_samples``)."""
-    return rb._consume_after_n_samples
+def options_of(rb: ReplayBuffer) -> dict[str, Any]:
+    """Return what a load sets beside the parts (``_batch_size``, ``_consume_after_n_samples``)."""
+    options = "batch_size", "consume_after_n_samples"
+    return {name: getattr(rb, f"_{name}") for name in options}
+
+
+def set_options(rb: ReplayBuffer, options: dict[str, Any]) -> None:
+    """Set what :func:`options_of` returned."""
+    for name, value in options.items():
+        setattr(rb, f"_{name}", value)
 
 
 # Ensembles.

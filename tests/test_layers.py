@@ -17,7 +17,7 @@ LAYERS = (
     ("numerics",),
     ("torchrl_compat",),
     ("containers",),
-    ("column", "ragged", "sharing", "state_folder", "storages"),
+    ("buffer_state", "column", "memmaps", "ragged", "sharing", "state_folder", "storages"),
     ("writers",),
     ("samplers",),
     ("buffers",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
+from gfn_rb.memmaps import RowMemmapStorage
+from gfn_rb.storages import RowTensorStorage
 from gfn_rb.torchrl_compat import set_length
 
 KINDS = [(RowTensorStorage, LazyTensorStorage), (RowMemmapStorage, LazyMemmapStorage)]
@@ -176,3 +179,41 @@ def test_state_pickles_dumps_and_loads(kinds: Any, other: int, tmp_path: Path) -
         new.extend(nested(1))
         load(new)
         assert describe(new[:]) == describe(rb[:])
+
+
+FULL_DISK = """
+import os, sys, torch
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
+from gfn_rb import FIFOWriter, RewardPrioritizedWriter, RowMemmapStorage
+
+rows = TensorDict({"a": torch.ones(6, 9), "log_reward": torch.zeros(6)}, [6])
+for kind in (LazyMemmapStorage, RowMemmapStorage):
+    for writer in (FIFOWriter, RewardPrioritizedWriter):
+        rb = TensorDictReplayBuffer(storage=kind(10**5, scratch_dir=sys.argv[1]), writer=writer())
+        for call in (lambda: rb.extend(rows), lambda: rb.add(rows[0])):
+            try:
+                call()
+            except ValueError as error:
+                assert "storage must fit on the disk, got 100000 rows" in str(error), error
+                assert len(rb) == 0 and not any(map(os.path.isfile, os.scandir(sys.argv[1])))
+                print("refused")
+        small = TensorDictReplayBuffer(storage=kind(9, scratch_dir=sys.argv[1]), writer=writer())
+        small.extend(rows)
+        assert len(small) == 6
+        for name in os.listdir(sys.argv[1]):
+            os.unlink(os.path.join(sys.argv[1], name))
+"""
+
+
+def test_a_full_disk_is_an_error_and_no_bus_error(tmp_path):
+    script = (
+        f'mount -t tmpfs -o size=2m none {tmp_path} && exec {sys.executable} -c "$0" {tmp_path}'
+    )
+    found = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, FULL_DISK], capture_output=True, text=True
+    )
+    if "mount" in found.stderr or "unshare" in found.stderr:
+        pytest.skip("no file system of two megabytes can be mounted here")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("refused") == 8

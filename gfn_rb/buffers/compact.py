@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, get_args
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -16,6 +16,7 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
 from gfn_rb.arguments import KeepsArguments
+from gfn_rb.buffers.options import Environment, StateForm
 from gfn_rb.containers import Trajectories, convert
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
 from gfn_rb.numerics.flat import on_host
@@ -24,34 +25,10 @@ from gfn_rb.torchrl_compat import new_tensordict
 from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 from gfn_rb.writers.features import Features, ObjectColumns, Unique
 
-StateForm = Literal["narrow", "rebuild"]
-
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _WORDS = (torch.int64, torch.int32, torch.int16)
 _WIDEST = 8  # times the bytes that numbers are stored in, when they are whole
 _CHUNK = 1024  # rows made whole at a time where many are read: rebuilt states are large
-
-
-@runtime_checkable
-class Environment(Protocol):
-    """The part of an environment that buffers read; ``GFNEnv``, which has it, documents it."""
-
-    source_state: Tensor
-    state_shape: torch.Size
-    state_dtype: torch.dtype
-    state_range: tuple[int, int] | None
-    is_deterministic: bool
-    n_actions: int
-    exit_action: int
-    action_shape: torch.Size
-    dummy_action: int
-    max_length: int
-
-    def states_of(self, action: Any, length: Any) -> Tensor:
-        """Return the states [n, T + 1, *S] that actions [n, T, *A] lead through."""
-
-    def check_state(self, state: Any) -> None:
-        """Raise unless states [n, *S] are states of this environment."""
 
 
 class CompactRows(KeepsArguments, Transform):

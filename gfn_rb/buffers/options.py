@@ -4,21 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
+from torch import Tensor
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase
 from torchrl.data.replay_buffers.sample_units import SampleUnit
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.envs.transforms import Transform
 from typing_extensions import TypedDict
 
-from gfn_rb.buffers.compact import Environment, StateForm
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 
 P = TypeVar("P", bound=Callable[..., Any])
+StateForm = Literal["narrow", "rebuild"]
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """The part of an environment that buffers read; ``GFNEnv``, which has it, documents it."""
+
+    source_state: Tensor
+    state_shape: torch.Size
+    state_dtype: torch.dtype
+    state_range: tuple[int, int] | None
+    is_deterministic: bool
+    n_actions: int
+    exit_action: int
+    action_shape: torch.Size
+    dummy_action: int
+    max_length: int
+
+    def states_of(self, action: Any, length: Any) -> Tensor:
+        """Return the states [n, T + 1, *S] that actions [n, T, *A] lead through."""
+
+    def check_state(self, state: Any) -> None:
+        """Raise unless states [n, *S] are states of this environment."""
 
 
 class BufferOptions(TypedDict, total=False):

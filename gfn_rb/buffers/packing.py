@@ -11,7 +11,7 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
 from gfn_rb.arguments import KeepsArguments
-from gfn_rb.buffers.compact import Environment
+from gfn_rb.buffers.options import Environment
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.convert import resized
 from gfn_rb.containers.rollouts import first_steps, require_rollout

@@ -29,8 +29,7 @@ from gfn_rb.arguments import (
     require_flag,
     require_kind,
 )
-from gfn_rb.buffers.compact import CompactRows, StateForm, measure_whole
-from gfn_rb.buffers.options import BufferOptions, with_options
+from gfn_rb.buffers.options import BufferOptions, StateForm, with_options
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
 from gfn_rb.buffers.transforms import (
@@ -357,6 +356,8 @@ def build(
         if env is None:
             raise ArgumentError(f"env must be given for compact={compact!r}, got None")
         require_choice("compact", compact, get_args(StateForm))
+        from gfn_rb.buffers.compact import CompactRows, measure_whole  # which few programs need
+
         rows = CompactRows(env, compact)
         on_insertion.append(rows)
         measure_whole(writer, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -63,20 +63,20 @@ class DrawsAhead(ReplayBuffer):
         return former
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows, also when an exception interrupts it.
+        """Remove all rows."""
+        with _replacing(self, overwrites=False):
+            super().empty(empty_write_count)
+        clear_prefetched(self)  # after the locks, which a batch that is being drawn waits for
 
-        Args:
-            empty_write_count: whether to reset the counts of rows too.
-        """
-        try:
-            self._remove_all(empty_write_count)
-        except BaseException:
-            self._remove_all(empty_write_count)  # or writer, sampler and storage would disagree
-            raise
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what ``state_dict`` returned. After an error the buffer is unchanged."""
+        with _replacing(self):
+            super().load_state_dict(state_dict)
 
-    def _remove_all(self, empty_write_count: bool) -> None:
-        super().empty(empty_write_count)
-        clear_prefetched(self)
+    def loads(self, path: Any) -> None:
+        """Load what ``dumps`` saved in a folder. After an error the buffer is unchanged."""
+        with _replacing(self):
+            super().loads(path)
 
 
 class _TrackedWrites(DrawsAhead):
@@ -419,12 +419,23 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         clear_prefetched(self)
         return former
 
-    def _remove_all(self, empty_write_count: bool) -> None:
-        with replay_lock(self), write_lock(self):
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Remove all rows.
+
+        Args:
+            empty_write_count: whether to reset the counts of rows too.
+        """
+        with _replacing(self, overwrites=False):
             super(DrawsAhead, self).empty(empty_write_count)
             if empty_write_count:
                 self.statistics.empty()
-        clear_prefetched(self)  # after the locks, which a batch that is being drawn waits for
+        clear_prefetched(self)
+
+
+def _replacing(rb: ReplayBuffer, overwrites: bool = True) -> AbstractContextManager[Any]:
+    from gfn_rb.buffer_state import replacing  # which few programs need
+
+    return replacing(rb, overwrites)
 
 
 def _rows(data: Any) -> TensorDictBase:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from tensordict import is_tensor_collection
+from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import ListStorage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
+from gfn_rb.buffer_state import held, load_part, members_of, part_state, replacing, with_members
 from gfn_rb.checkpoint import parts
 from gfn_rb.checkpoint.description import description_of
 from gfn_rb.checkpoint.parts import COUNT, MAPPING, NONE, TEXT, Rules, expect
 from gfn_rb.codec.primitives import one_line
-from gfn_rb.errors import CheckpointCorruptError, CheckpointError
-from gfn_rb.sharing import journal_of
+from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 
 State = dict[str, Any]
 
@@ -42,6 +43,8 @@ _STATE: Rules = {
     "draws": MAPPING + NONE,
     "description": MAPPING + NONE,
 }
+_PART: Rules = {"class": TEXT, "state": (object,), "remaining": COUNT + NONE}
+_GENERATOR: Rules = {"device": TEXT, "state": (torch.Tensor,)}
 _DRAWS: Rules = {"sample_calls": COUNT, "samples_returned": COUNT}
 
 
@@ -51,15 +54,19 @@ def snapshot_of(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
 
     Nothing is copied, so until the context ends no other thread can use the buffer.
     """
-    rbs = _with_members(rb)
-    with _held(rbs) as queues:
+    _require_known(rb)
+    with held(rbs := with_members(rb)) as queues:
         states = [_state(each, queue) for each, queue in zip(rbs, queues, strict=True)]
-        yield states, [None if _members(each) else parts.stored_rows(each.storage) for each in rbs]
+        yield (
+            states,
+            [None if members_of(each) else parts.stored_rows(each.storage) for each in rbs],
+        )
 
 
 def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) -> None:
-    """Restore state and rows after all of them were compared with the buffer."""
-    rbs = _with_members(rb)
+    """Restore state and rows of a buffer and its members, all of them or after an error none."""
+    _require_known(rb)
+    rbs = with_members(rb)
     devices = [getattr(each.storage, "device", None) for each in rbs]
     found = (each for each in devices if isinstance(each, torch.device) and each.type != "cpu")
     states = load(next(found, torch.device("cpu")))
@@ -67,25 +74,21 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) ->
         if not isinstance(each, list):
             raise CheckpointCorruptError(f"the {what} of the buffers is a {type(each).__name__}")
         expect("number of buffers", len(each), len(rbs))
-    with _held(rbs):
-        saved = [*zip(rbs, states, rows, strict=True)]
-        for i, each in enumerate(saved):
-            try:
-                _check(*each)
-            except CheckpointError as error:
-                member = f"buffer {i + 1} of {len(rbs)}: " if len(rbs) > 1 else ""
-                raise type(error)(_shortened(f"{member}{error}")) from error
-            except Exception as error:
-                raise CheckpointCorruptError(
-                    _shortened(f"the state of the buffer makes no sense: {one_line(error)}")
-                ) from error
-        for own, state, content in saved:
-            if not state["members"]:
-                parts.prepare(own.storage, state["storage"], content)
-        for own, state, content in saved:
-            _restore(own, state, content)
-            if journal := journal_of(own.storage):
-                journal.record_all()
+    saved = [*zip(rbs, states, rows, strict=True)]
+    for step in (_check, _restore):
+        with replacing(rb) if step is _restore else held(rbs):
+            for i, each in enumerate(saved):
+                try:
+                    step(*each)
+                except MemoryError:
+                    raise
+                except CheckpointError as error:
+                    member = f"buffer {i + 1} of {len(rbs)}: " if len(rbs) > 1 else ""
+                    raise type(error)(_shortened(f"{member}{error}")) from error
+                except Exception as error:
+                    raise CheckpointCorruptError(
+                        _shortened(f"the state of the buffer makes no sense: {one_line(error)}")
+                    ) from error
 
 
 def _shortened(message: str) -> str:
@@ -93,52 +96,35 @@ def _shortened(message: str) -> str:
     return line if len(line) <= _LINE else f"{line[: _LINE // 2]} ... {line[-_LINE // 2 :]}"
 
 
-def _members(rb: ReplayBuffer) -> tuple[ReplayBuffer, ...]:
-    return tuple(compat.member_buffers(rb)) if isinstance(rb, ReplayBufferEnsemble) else ()
-
-
-def _with_members(rb: Any) -> list[ReplayBuffer]:
+def _require_known(rb: Any) -> None:
+    """Raise unless a file can hold all that a buffer and its members consist of."""
     if not isinstance(rb, ReplayBuffer):
         raise CheckpointError(f"rb must be a TorchRL ReplayBuffer, got {type(rb).__qualname__}")
-    state_dict, known = map(inspect.unwrap, (type(rb).state_dict, ReplayBuffer.state_dict))
-    if state_dict is not known:  # unwrapped, as a Ray actor wraps every method of its class
-        raise CheckpointError(
-            f"cannot save a {type(rb).__qualname__}: it overrides state_dict, so it holds more "
-            "than storage, sampler, writer and transform"
-        )
-    members = _members(rb)
-    if not members and not isinstance(rb.storage, (TensorStorage, ListStorage)):
-        raise CheckpointError(
-            f"cannot save a {type(rb.storage).__qualname__}: expected a TensorStorage or a "
-            "ListStorage"
-        )
-    return [*(each for member in members for each in _with_members(member)), rb]
-
-
-@contextmanager
-def _held(rbs: list[ReplayBuffer]) -> Iterator[list[Any]]:
-    """Keep other threads and processes from changing buffers; yield their prefetched batches."""
-    queues = {}
-    with ExitStack() as stack:
-        # An ensemble, then its members in one order, or two ensembles could wait for each other.
-        for rb in dict.fromkeys((rbs[-1], *sorted(rbs, key=id))):
-            queues[rb] = stack.enter_context(compat.captured_prefetch(rb))
-            stack.enter_context(compat.write_lock(rb))
-        yield [queues[rb] for rb in rbs]
+    for each in with_members(rb):
+        state_dict, known = map(inspect.unwrap, (type(each).state_dict, ReplayBuffer.state_dict))
+        if state_dict is not known:  # unwrapped, as a Ray actor wraps every method of its class
+            raise CheckpointError(
+                f"cannot save a {type(each).__qualname__}: it overrides state_dict, so it holds "
+                "more than storage, sampler, writer and transform"
+            )
+        if not (members_of(each) or isinstance(each.storage, (TensorStorage, ListStorage))):
+            raise CheckpointError(
+                f"cannot save a {type(each.storage).__qualname__}: expected a TensorStorage or a "
+                "ListStorage"
+            )
 
 
 def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
     g = compat.generator_of(rb)
     return {
         "class": type(rb).__qualname__,
-        "members": len(_members(rb)),
-        "storage": None if _members(rb) else parts.storage_state(rb.storage),
-        "sampler": parts.part_state(rb.sampler),
-        "writer": parts.part_state(rb.writer),
+        "members": len(members_of(rb)),
+        "storage": None if members_of(rb) else parts.storage_state(rb.storage),
+        "sampler": part_state(rb.sampler),
+        "writer": part_state(rb.writer),
         "transform": rb.transform.state_dict(),
         "generator": None if g is None else {"device": g.device.type, "state": g.get_state()},
-        "batch_size": rb.batch_size,
-        "consume_after_n_samples": compat.consume_after_n_samples(rb),
+        **compat.options_of(rb),
         "prefetch": compat.prefetch_capacity(rb),
         "queue": queue,
         "draws": compat.draw_counters(rb),
@@ -147,39 +133,95 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
 
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
+    """Raise unless a state is one of such a buffer; whether it loads is seen by loading it."""
     for added in ("draws", "description"):  # which older files lack
         state.setdefault(added, None)
     parts.require("state of the buffer", state, _STATE)
-    expect("number of members", state["members"], len(_members(rb)))
+    expect("number of members", state["members"], len(members_of(rb)))
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
+        parts.require(f"state of the {what}", state[what], _PART)
         expect(f"class of the {what}", state[what]["class"], type(part).__qualname__)
     if not state["members"]:
         parts.try_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
-    compat.check_prefetch(rb, state["queue"])
+    _check_queue(rb, state["queue"])
     if state["draws"] is not None:
         parts.require("draws of the buffer", state["draws"], _DRAWS)
     if not (state["batch_size"] or state["batch_size"] is None):
         raise CheckpointCorruptError("the batch size of the buffer is 0")
-    parts.try_generator(compat.generator_of(rb), state["generator"])
-    parts.try_transform(rb.transform, state["transform"])
-    parts.try_part(rb.sampler, state["sampler"], rb.storage, "sampler")
-    parts.try_part(rb.writer, state["writer"], rb.storage, "writer")
+    own, saved = compat.generator_of(rb), state["generator"]
+    if saved is not None:
+        parts.require("state of the generator", saved, _GENERATOR)
+        if own is not None:
+            expect("device of the generator", saved["device"], own.device.type)
+    elif own is not None:
+        expect("generator", "the global one", "its own")
+    came, present = map(_outline, (state["transform"], rb.transform.state_dict()))
+    expect("set of transform entries", sorted(came), sorted(present))
+    for name, each in came.items():
+        expect(f"transform entry {name}", each, present[name])
+
+
+def _check_queue(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
+    """Raise unless prefetched batches are such as the buffer draws."""
+    compat.check_prefetch(rb, queue)
+    kinds = () if isinstance(rb, TensorDictReplayBuffer) else (torch.Tensor, dict, tuple)
+    for batch in queue:
+        is_pair = isinstance(batch, tuple) and len(batch) == 2
+        if not (is_pair and (isinstance(batch[1], dict) or is_tensor_collection(batch[1]))):
+            raise TypeError("a prefetched batch is no pair of rows and what is known of them")
+        rows, known = batch
+        if not is_tensor_collection(rows):
+            if not isinstance(rows, kinds):
+                raise TypeError("a prefetched batch has no rows")
+            continue
+        for name, value in known.items():
+            if not isinstance(name, str):
+                raise TypeError(f"a prefetched batch has {name!r}, expected a name")
+            of_rows = torch.as_tensor(torch.stack(value, -1) if isinstance(value, tuple) else value)
+            if of_rows.ndim and of_rows.shape[:1] != rows.shape[:1]:
+                raise ValueError(f"a prefetched batch has {name!r} of other rows")
+
+
+def _outline(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what the entries of a state have to have in common with those of another."""
+    return {
+        name: [*each.shape] if isinstance(each, torch.Tensor) else each
+        for name, each in state.items()
+        if isinstance(each, (torch.Tensor, str))
+    }
 
 
 def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
     # Rows first: samplers and writers note what the storage holds as their state is loaded.
     if not state["members"]:
         parts.restore_rows(rb.storage, state["storage"], rows)
-    parts.load_part(rb.sampler, state["sampler"])
-    parts.load_part(rb.writer, state["writer"])
-    rb.transform.load_state_dict(state["transform"])
+    for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
+        with _loading(what, part):
+            load_part(part, state[what])
+    with _loading("transform", rb.transform):
+        rb.transform.load_state_dict(state["transform"])
     if (saved := state["generator"]) is not None:
-        if (generator := compat.generator_of(rb)) is None:
-            rb.set_rng(generator := torch.Generator(saved["device"]))
-        generator.set_state(saved["state"])
+        generator = compat.generator_of(rb)
+        with _loading("generator", generator):
+            generator = generator or torch.Generator(saved["device"])
+            generator.set_state(saved["state"])
+        if compat.generator_of(rb) is None:
+            rb.set_rng(generator)
     # Batches of another size than the buffer draws are no use.
     is_alike = state["batch_size"] == rb.batch_size
     compat.restore_prefetch(rb, state["queue"] if is_alike else ())
     if state["draws"] is not None:
         compat.set_draw_counters(rb, state["draws"])
+
+
+@contextmanager
+def _loading(what: str, part: Any) -> Iterator[None]:
+    try:
+        yield
+    except (CheckpointMismatchError, MemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointMismatchError(
+            f"the state of the {what} does not load into {type(part).__name__}: {one_line(error)}"
+        ) from error

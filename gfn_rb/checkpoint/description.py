@@ -27,7 +27,8 @@ from torchrl.envs import EnvBase
 from torchrl.envs.transforms import Transform
 
 from gfn_rb.arguments import KeepsArguments, kind_of
-from gfn_rb.buffers.compact import CompactRows, Environment, measure_whole
+from gfn_rb.buffers.compact import CompactRows, measure_whole
+from gfn_rb.buffers.options import Environment
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import ReplayStatistics
 from gfn_rb.buffers.transforms import PresetTransforms

@@ -21,6 +21,7 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import require_choice
+from gfn_rb.buffer_state import replacing
 from gfn_rb.checkpoint.api import resolved
 from gfn_rb.checkpoint.buffers import State, snapshot_of
 from gfn_rb.checkpoint.database import COUNTS, Database
@@ -252,7 +253,7 @@ class Journal:
 
     def _empty(self, empty_write_count: bool = True) -> None:
         """Empty the buffer in one block; it is the buffer's ``empty``."""
-        with compat.replay_lock(self._rb), self:
+        with replacing(self._rb, overwrites=False):
             type(self._rb).empty(self._rb, empty_write_count)
 
     def _record_writes_in_place(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import require_flag, require_kind
-from gfn_rb.buffers.compact import Environment
+from gfn_rb.buffers.options import Environment
 from gfn_rb.checkpoint.api import BUFFERS, CHECKPOINT_NAME, ROWS, resolved
 from gfn_rb.checkpoint.buffers import restore
 from gfn_rb.checkpoint.database import Database, is_database

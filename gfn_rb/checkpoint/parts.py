@@ -1,34 +1,24 @@
-"""State of the parts of a buffer: storage, sampler, writer, transform, generator.
-
-Each part has a function that returns its state, one that raises unless a state fits, without
-changing anything, and one that restores a state.
-"""
+"""State and rows of a storage: read, compared with a storage, and restored."""
 
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from typing import Any
 
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
-from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
-from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.codec.values import Rows
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.memmaps import lay_out
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.writers.rows import tensors_of
 
 Path = tuple[Any, ...]
-
-# Their state holds that of their members by number, which are saved on their own.
-_ENSEMBLES = (SamplerEnsemble, WriterEnsemble)
 
 
 def expect(what: str, came: Any, expected: Any) -> None:
@@ -67,7 +57,6 @@ _STORAGE: Rules = {
     "length": COUNT,
     "cursor": COUNT + NONE,
 }
-_PART: Rules = {"class": TEXT, "state": (object,), "remaining": COUNT + NONE}
 
 
 def storage_state(storage: Storage) -> dict[str, Any]:
@@ -133,25 +122,21 @@ def _check_rows(state: dict[str, Any], rows: Any) -> None:
         raise CheckpointCorruptError(f"the storage was written to at slot {cursor}")
 
 
-def prepare(storage: Storage, state: dict[str, Any], rows: Any) -> None:
-    """Allocate a storage that has not seen a row yet."""
-    is_lazy = not isinstance(storage, (EncodedStorage, ListStorage)) and not storage.initialized
-    if not is_lazy or not state["length"]:
-        return
-    try:
-        compat.allocate(storage, _indexed(rows, 0))
-    except Exception as error:
-        raise CheckpointError(f"the storage cannot be allocated: {one_line(error)}") from error
-
-
 def restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
-    """Replace the content of a storage that has been prepared."""
+    """Replace the content of a storage."""
     if isinstance(storage, EncodedStorage):
         storage.restore(rows or {})
     elif isinstance(storage, ListStorage):
         compat.set_length(storage, 0)
         storage.set(range(len(rows)), [_copied(row) for row in rows])
     elif state["length"]:
+        try:
+            if not storage.initialized:
+                lay_out(storage, row := _indexed(rows, 0))
+            if not storage.initialized:
+                compat.allocate(storage, row)
+        except Exception as error:
+            raise CheckpointError(f"the storage cannot be allocated: {one_line(error)}") from error
         targets = _leaves(compat.all_slots(storage))
         for path, rows_of_key in _leaves(rows).items():
             # A memory-mapped tensor dispatches every operation through Python; its plain view not.
@@ -205,75 +190,3 @@ def _capacity(storage: Storage, rows: Any) -> int:
     shape = getattr(rows, "shape", None) or next(iter(_leaves(rows).values())).shape
     inner = math.prod(shape[1 : storage.ndim])
     return -(-storage.max_size // inner) * math.prod(shape[1:])
-
-
-def part_state(part: Sampler | Writer) -> dict[str, Any]:
-    """Return the class and state of a sampler or writer."""
-    name = type(part).__qualname__
-    try:
-        state = part.state_dict()
-    except NotImplementedError:
-        raise CheckpointError(f"cannot save a buffer with {name}: it has no state_dict") from None
-    if isinstance(part, _ENSEMBLES):
-        state = {key: value for key, value in state.items() if not key.isdigit()} or None
-    return {"class": name, "state": state, "remaining": compat.remaining_batches(part)}
-
-
-def try_part(part: Sampler | Writer, state: dict[str, Any], storage: Storage, what: str) -> None:
-    """Raise unless a state loads, and load the present state again."""
-    require(f"state of the {what}", state, _PART)
-    present, generations = deepcopy(part_state(part)), compat.slot_generations(storage)
-    try:
-        load_part(part, deepcopy(state))
-    except CheckpointMismatchError:
-        raise
-    except Exception as error:
-        raise CheckpointMismatchError(
-            f"the state of the {what} does not load into {state['class']}: {one_line(error)}"
-        ) from error
-    finally:
-        load_part(part, present)
-        compat.set_slot_generations(storage, generations)
-
-
-def load_part(part: Sampler | Writer, state: dict[str, Any]) -> None:
-    """Restore the state of a sampler or writer."""
-    if state["state"] is not None:
-        members = part.state_dict() if isinstance(part, _ENSEMBLES) else {}
-        part.load_state_dict({**members, **state["state"]})
-    compat.set_remaining_batches(part, state["remaining"])
-
-
-def try_transform(transform: Transform, state: dict[str, Any]) -> None:
-    """Raise unless a state has the entries that a transform has."""
-    present = transform.state_dict()
-    expect("set of transform entries", sorted(state), sorted(present))
-    for name, value in present.items():
-        if isinstance(value, Tensor) and isinstance(state[name], Tensor):
-            expect(f"shape of transform entry {name}", state[name].shape, value.shape)
-        elif isinstance(value, Tensor) or type(state[name]) is not type(value):
-            raise CheckpointMismatchError(
-                f"transform entry {name} is a {type(state[name]).__name__}, expected a "
-                f"{type(value).__name__}"
-            )
-        elif isinstance(value, str):
-            expect(f"transform entry {name}", state[name], value)
-
-
-_GENERATOR: Rules = {"device": TEXT, "state": (Tensor,)}
-
-
-def try_generator(generator: torch.Generator | None, state: dict[str, Any] | None) -> None:
-    """Raise unless a state fits a generator."""
-    if state is None:
-        expect("generator", "the global one", "the global one" if generator is None else "its own")
-        return
-    require("state of the generator", state, _GENERATOR)
-    if generator is not None:
-        expect("device of the generator", state["device"], generator.device.type)
-    try:
-        torch.Generator(state["device"]).set_state(state["state"])
-    except (RuntimeError, TypeError) as error:
-        raise CheckpointMismatchError(
-            f"the generator of the checkpoint cannot be restored: {one_line(error)}"
-        ) from error

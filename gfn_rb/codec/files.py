@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import warnings
@@ -30,6 +29,7 @@ from gfn_rb.errors import (
     WireCorruptError,
     WireVersionError,
 )
+from gfn_rb.memmaps import NO_ROOM
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Shaped
 
@@ -55,7 +55,7 @@ def write_file(
         try:
             os.posix_fallocate(stream.fileno(), 0, nbytes)
         except OSError as error:  # of file systems that cannot: the file grows
-            if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            if error.errno in NO_ROOM:
                 raise
     stream.write(head)
     sums, copied = BlockSums(running), memoryview(bytearray(_STEP))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -25,7 +25,7 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import EncodedStorage, open_shared, storage_device
+from gfn_rb.storages import EncodedStorage, is_laid_out, open_shared, storage_device
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
@@ -125,6 +125,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             self._line_up()
             data = self._checked(data)
             self._record(1)
+            if not is_laid_out(self._storage):
+                self._lay_out(data)
             return super().add(self._on_storage_device(data))
 
     @compat.outside_graph
@@ -161,8 +163,10 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         is_encoded = isinstance(storage, EncodedStorage) and n <= storage.max_size
         if tensors is None and not is_encoded:
             self._record(n)
+            if not is_laid_out(storage):
+                self._lay_out(data[0])
             return super().extend(self._on_storage_device(data))
-        start, size, written = compat.write_cursor(self), storage.max_size, self._write_count
+        (start, written), size = self.counters(), storage.max_size
         slot = torch.arange(start, start + n) % size
         on_device = slot
         if data.device is not None:
@@ -186,6 +190,13 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             write_whole(storage, slot, commit)
         compat.mark_update(storage, on_device)
         return on_device
+
+    def _lay_out(self, row: Rows) -> None:
+        from gfn_rb.memmaps import lay_out  # which few programs need
+
+        if isinstance(row, TensorDictBase):
+            row = row.copy().set(INDEX, torch.zeros(row.batch_size, dtype=torch.int64))
+        lay_out(self._storage, row)
 
     def _side_by_side(self, data: Rows) -> dict[NestedKey, Tensor] | None:
         """Return the columns of a batch that can be copied whole over stored rows, None if not."""

@@ -31,7 +31,7 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
-from gfn_rb.storages import require_rows
+from gfn_rb.storages import is_laid_out, require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
 from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique, require_finite
 from gfn_rb.writers.objects import OnDuplicate, choose_objects
@@ -573,6 +573,10 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
             write_rows(storage, slot, data, chosen, length)
         else:
+            if not is_laid_out(storage):
+                from gfn_rb.memmaps import lay_out  # which few programs need
+
+                lay_out(storage, data[0])
             storage.set(slot, data if chosen is None else data[chosen])
         compat.raise_slot_generations(storage, slot)
         self._announce(slot)

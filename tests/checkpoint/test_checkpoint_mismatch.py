@@ -31,7 +31,6 @@ from torchrl.envs.transforms import RewardScaling
 
 from gfn_rb.buffers import reward_prioritized_buffer
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint, save_state
-from gfn_rb.checkpoint.parts import try_generator
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import RewardPrioritizedWriter
@@ -219,13 +218,6 @@ def test_a_storage_that_cannot_be_allocated(tmp_path):
     refused(tmp_path / "rb", target, "the storage cannot be allocated: ", CheckpointError)
     assert len(target) == 0
     assert not target.storage.initialized
-
-
-def test_a_generator_of_a_device_that_is_not_there(tmp_path):
-    with pytest.raises(CheckpointMismatchError, match=r"device of the generator .* is cuda, expec"):
-        try_generator(generator(), {"device": "cuda", "state": torch.zeros(16).to(torch.uint8)})
-    with pytest.raises(CheckpointMismatchError, match="generator of the checkpoint cannot be rest"):
-        try_generator(None, {"device": "cpu", "state": torch.zeros(3, dtype=torch.uint8)})
 
 
 # Buffers that cannot be saved.

@@ -18,7 +18,8 @@ from writers.test_oracle import KEYS, WRITERS as UNGROUPED
 from gfn_rb import RaggedStorage
 from gfn_rb.buffers import fifo_buffer
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
-from gfn_rb.storages import RowMemmapStorage, RowTensorStorage
+from gfn_rb.memmaps import RowMemmapStorage
+from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py
