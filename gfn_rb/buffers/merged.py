@@ -25,7 +25,7 @@ from gfn_rb.buffers.merged_sampler import (
 from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, Readable
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
-from gfn_rb.containers.convert import joined, require_alike
+from gfn_rb.containers.convert import merged_rows, require_alike
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_union import Groups
@@ -316,10 +316,10 @@ def _joined(batches: Sequence[Any], members: Sequence[int], groups: Groups) -> A
         raise ShapeError(f"members must give rows of one type, got {names}")
     first = batches[0]
     if isinstance(first, TensorDictBase):
-        return joined(batches, members, groups.order)
+        return merged_rows(batches, members, groups.order)
     if isinstance(first, Tensor):
         return groups.join(batches)
-    fields = joined([each.to_tensordict() for each in batches], members, groups.order)
+    fields = merged_rows([each.to_tensordict() for each in batches], members, groups.order)
     return type(first).from_tensordict(fields)
 
 

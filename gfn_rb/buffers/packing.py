@@ -13,7 +13,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import KeepsArguments
 from gfn_rb.buffers.options import Environment
 from gfn_rb.containers import Trajectories
-from gfn_rb.containers.convert import resized
+from gfn_rb.containers.convert import padded_to
 from gfn_rb.containers.rollouts import first_steps, require_rollout
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64
@@ -100,7 +100,7 @@ class PackTrajectories(KeepsArguments, Transform):
         frames, source = episodes.frames[is_over], self._source.to(waited.device)
         packed = Trajectories.from_rollout(frames, source).to_tensordict()
         if n_steps is not None:
-            packed = resized(packed, n_steps)
+            packed = padded_to(packed, n_steps)
         is_open = ~is_over & (waited <= self.patience)
         self._open = _OpenEpisodes(episodes.frames[is_open], waited[is_open])
         if (version := frames.get(keys.NEXT_POLICY_VERSION, None)) is not None:

@@ -25,7 +25,7 @@ from gfn_rb.arguments import kind_of, shown
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.contents import content_columns
-from gfn_rb.containers.convert import aligned
+from gfn_rb.containers.convert import padded_alike
 from gfn_rb.containers.objects import state_columns, terminating_states
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismatchError
 from gfn_rb.numerics.flat import numbers_in_words
@@ -149,7 +149,7 @@ def best_rows(rb: ReplayBuffer, k: int) -> TensorDictBase:
     if not parts:
         raise EmptyBufferError("rb must hold rows for best, got an empty buffer")
     order = torch.cat([value for _, value in parts]).argsort(descending=True, stable=True)[:k]
-    return torch.cat(aligned([rows for rows, _ in parts]))[order]
+    return torch.cat(padded_alike([rows for rows, _ in parts]))[order]
 
 
 def summarize(rb: ReplayBuffer, describe: Any = None) -> BufferSummary:

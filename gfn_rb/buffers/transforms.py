@@ -17,7 +17,7 @@ from gfn_rb.containers.objects import object_states
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.shapes import Bool, Int64
 
-Rows = Transitions | States
+StepRows = Transitions | States
 
 
 class PresetTransforms(Compose):
@@ -78,7 +78,7 @@ class KeepItems(RowTransform):
                     f"a trajectory of {longest} actions does not fit: the buffer holds at most "
                     f"max_length={self.n_steps}"
                 )
-        return convert.resized(rows, self.n_steps)
+        return convert.padded_to(rows, self.n_steps)
 
 
 class KeepTerminatingStates(RowTransform):
@@ -150,7 +150,9 @@ class KeepRows(RowTransform):
             td = self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
         return td if version is None else td.set(keys.POLICY_VERSION, version)
 
-    def _stamped(self, rows: Rows, episode: Int64[Tensor, "m"], log_reward: Tensor) -> TensorDict:
+    def _stamped(
+        self, rows: StepRows, episode: Int64[Tensor, "m"], log_reward: Tensor
+    ) -> TensorDict:
         td = rows.to_tensordict()
         td.set(keys.EPISODE, episode + self.n_episodes.to(episode.device, non_blocking=True))
         td.set(keys.EPISODE_LOG_REWARD, log_reward[episode])
@@ -158,11 +160,11 @@ class KeepRows(RowTransform):
         return td
 
     @abstractmethod
-    def _split(self, trajectories: Trajectories) -> Rows:
+    def _split(self, trajectories: Trajectories) -> StepRows:
         """Return what is stored of trajectories."""
 
     @abstractmethod
-    def _read(self, data: TensorDictBase) -> tuple[Rows, Tensor | None]:
+    def _read(self, data: TensorDictBase) -> tuple[StepRows, Tensor | None]:
         """Return what is stored of given rows, and which way they run."""
 
 

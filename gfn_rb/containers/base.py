@@ -113,7 +113,7 @@ class Container:
             if type(container) is not cls:
                 kind = type(container).__name__
                 raise ArgumentError(f"containers[{i}] is a {kind}; expected {cls.__name__}")
-        tds = convert.aligned([container._td for container in containers])
+        tds = convert.padded_alike([container._td for container in containers])
         entries = [dict(td.items(True, True)) for td in tds]
         convert.require_alike(entries, range(len(tds)), what="containers")
         for i, key in product(range(1, len(tds)), entries[0]):

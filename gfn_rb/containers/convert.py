@@ -114,7 +114,7 @@ def flipped(
     return value[torch.arange(len(rows), device=value.device)[:, None], at]
 
 
-def resized(td: TensorDictBase, n_steps: int) -> TensorDictBase:
+def padded_to(td: TensorDictBase, n_steps: int) -> TensorDictBase:
     """Pad trajectories to ``n_steps`` with sink states, dummy actions and zeros, or cut them."""
     extra = n_steps - td.get(keys.ACTION).shape[1]
     if extra == 0:
@@ -137,7 +137,7 @@ def resized(td: TensorDictBase, n_steps: int) -> TensorDictBase:
     return out
 
 
-def aligned(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
+def padded_alike(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
     """Pad trajectories of all batches to the longest, and mark rows forward if some are marked."""
     held = [set(batch.keys()) for batch in batches]
     if any(keys.IS_BACKWARD in each for each in held):
@@ -149,14 +149,14 @@ def aligned(batches: Sequence[TensorDictBase]) -> list[TensorDictBase]:
         ]
     if all(each >= _TRAJECTORY for each in held):
         longest = max(batch.get(keys.ACTION).shape[1] for batch in batches)
-        batches = [resized(batch, longest) for batch in batches]
+        batches = [padded_to(batch, longest) for batch in batches]
     return [*batches]
 
 
-def joined(
+def merged_rows(
     batches: Sequence[TensorDictBase], members: Sequence[int], order: Int64[Tensor, "n"]
 ) -> TensorDictBase:
-    """Return one batch of the rows of several, :func:`aligned`, each at its place in ``order``.
+    """Return one batch of the rows of several, each at its place in ``order``; see `padded_alike`.
 
     Masks that differ in width, and entries as wide as they are, are padded with zeros. The result
     is a lazy stack of rows if a batch is one or holds nested tensors.
@@ -169,7 +169,7 @@ def joined(
         return lazy_stack([apart[i] for i in order.argsort().tolist()])
     if len(batches) == 1:
         return batches[0]
-    batches = aligned(batches)
+    batches = padded_alike(batches)
     entries = [dict(batch.items(True, True, is_leaf=is_leaf_nontensor)) for batch in batches]
     are_tensors = all(isinstance(value, Tensor) for value in entries[0].values())  # not words
     if are_tensors:

@@ -78,7 +78,7 @@ def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
 def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
     """Return columns of rows that may be padded, with a mask: the padding does not count."""
     mask = entry_of(rows, mask_key(STATE))
-    mask = _at(mask, at) if isinstance(mask, Tensor) and mask.dtype == torch.bool else None
+    mask = _some(mask, at) if isinstance(mask, Tensor) and mask.dtype == torch.bool else None
     if mask is None or mask.shape != state.shape[:2]:
         return _with_condition(rows, equal_bits(state.detach()), at)
     from gfn_rb.containers.contents import content_columns  # few buffers need it
@@ -92,7 +92,7 @@ def _with_condition(rows: Rows, columns: Tensor, at: Tensor | None = None) -> Te
     condition = entry_of(rows, CONDITION)
     if condition is None:
         return columns
-    return torch.cat([columns, equal_bits(_at(condition.detach(), at))], 1)
+    return torch.cat([columns, equal_bits(_some(condition.detach(), at))], 1)
 
 
 def terminating_states(
@@ -113,7 +113,7 @@ def terminating_states(
     if ACTION in held:
         return None
     whole = _one_per_row(rows, IS_TERMINATING, at) if IS_TERMINATING in held else None
-    return _at(entry_of(rows, STATE), at), whole
+    return _some(entry_of(rows, STATE), at), whole
 
 
 def stand_alone(rows: TensorDictBase) -> bool:
@@ -147,8 +147,8 @@ def _one_per_row(rows: Rows, key: str, at: Tensor | None) -> Shaped[Tensor, "m"]
             f"key {key!r} must hold one value per item, got shape {tuple(value.shape)} for batch "
             f"size {list(rows.batch_size)}"
         )
-    return _at(value, at).reshape(-1)
+    return _some(value, at).reshape(-1)
 
 
-def _at(value: Tensor, at: Tensor | None) -> Tensor:
+def _some(value: Tensor, at: Tensor | None) -> Tensor:
     return value if at is None else value[at]

@@ -18,32 +18,32 @@ _CARRIED = (keys.LOG_PROB, keys.ESTIMATOR_OUTPUT)
 def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None) -> Values:
     """Return the fields of :meth:`Trajectories.from_rollout`, in order of rows and of time."""
     require_rollout(rollout)
-    starts, ends = _episodes(rollout)
-    state = _flat(rollout, keys.STATE)
+    starts, ends = _ends_of_episodes(rollout)
+    state = _flat_steps(rollout, keys.STATE)
     first, last = _complete(starts, ends, state, source_state)
     length = last - first + 1
     steps = torch.arange(int(length.max()) if len(length) else 0, device=length.device)
     at = torch.minimum(first[:, None] + steps, last[:, None])
     past = steps >= length[:, None]
-    sink = _flat(rollout, keys.NEXT_STATE)[last][:, None]
+    sink = _flat_steps(rollout, keys.NEXT_STATE)[last][:, None]
     values: Values = {
         keys.STATE: torch.cat([_fill(state[at], past, sink), sink], 1),
-        keys.ACTION: _fill(_flat(rollout, keys.ACTION)[at], past, -1),
+        keys.ACTION: _fill(_flat_steps(rollout, keys.ACTION)[at], past, -1),
         keys.LENGTH: length,
         keys.LOG_REWARD: _flag(rollout, keys.NEXT_LOG_REWARD).reshape(-1)[last],
     }
     for key in _CARRIED:
         if rollout.get(key, None) is not None:
-            values[key] = _fill(_flat(rollout, key)[at], past, 0)
+            values[key] = _fill(_flat_steps(rollout, key)[at], past, 0)
     if rollout.get(keys.CONDITION, None) is not None:
-        values[keys.CONDITION] = _flat(rollout, keys.CONDITION)[first]
+        values[keys.CONDITION] = _flat_steps(rollout, keys.CONDITION)[first]
     return values
 
 
 def first_steps(rollout: TensorDictBase, source_state: Tensor | None = None) -> Int64[Tensor, "k"]:
     """Return where the episodes begin that :func:`trajectories_of` returns, in flat positions."""
-    starts, ends = _episodes(rollout)
-    return _complete(starts, ends, _flat(rollout, keys.STATE), source_state)[0]
+    starts, ends = _ends_of_episodes(rollout)
+    return _complete(starts, ends, _flat_steps(rollout, keys.STATE), source_state)[0]
 
 
 def rollout_of(td: TensorDictBase) -> TensorDict:
@@ -98,7 +98,7 @@ def require_rollout(rollout: TensorDictBase) -> None:
             )
 
 
-def _episodes(rollout: TensorDictBase) -> tuple[Int64[Tensor, "e"], Int64[Tensor, "f"]]:
+def _ends_of_episodes(rollout: TensorDictBase) -> tuple[Int64[Tensor, "e"], Int64[Tensor, "f"]]:
     """Find the flat positions where episodes start, and where they terminate."""
     done = _flag(rollout, keys.NEXT_DONE)
     mask, ids = _collected(rollout, keys.MASK), _collected(rollout, keys.TRAJ_IDS)
@@ -142,7 +142,7 @@ def _frozen(rollout: TensorDictBase, done: Bool[Tensor, "B T"]) -> Bool[Tensor, 
     # The first step copies none, whatever stands here: nothing was done before it.
     is_copy = done & done.roll(1, 1)
     for key in (keys.STATE, keys.ACTION, keys.NEXT_STATE):
-        value = _flat(rollout, key).unflatten(0, done.shape)
+        value = _flat_steps(rollout, key).unflatten(0, done.shape)
         is_copy[:, 1:] &= _all_features(value[:, 1:] == value[:, :-1], 2)
     was_done = (done.cumsum(1) - done.long()) > 0
     # Where episodes follow each other, a row is not copies to its end.
@@ -161,7 +161,7 @@ def _flag(rollout: TensorDictBase, key: Key) -> Shaped[Tensor, "B T"]:
     return rollout.get(key).reshape(rollout.shape[:-1].numel(), rollout.shape[-1])
 
 
-def _flat(rollout: TensorDictBase, key: Key) -> Tensor:
+def _flat_steps(rollout: TensorDictBase, key: Key) -> Tensor:
     value = rollout.get(key)
     return value.reshape(rollout.shape.numel(), *value.shape[rollout.batch_dims :])
 

@@ -137,7 +137,7 @@ class Trajectories(Container):
             return self
         if n_steps < self.n_steps and n_steps < (longest := self._longest()):
             raise ArgumentError(f"n_steps={n_steps} would cut a row of {longest} real steps")
-        return self.wrap(convert.resized(self._td, n_steps))
+        return self.wrap(convert.padded_to(self._td, n_steps))
 
     def trim(self) -> Trajectories:
         """Cut the padding that no row needs; the result shares memory."""

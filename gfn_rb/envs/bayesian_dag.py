@@ -65,7 +65,7 @@ class BayesianDAG(EnumerableEnv):
         true_graph = None
         if data is None:
             true_graph, data = draw_data(5 if n_nodes is None else n_nodes, n_samples, seed)
-        observed = _checked(data if isinstance(data, Tensor) else read_data(data), n_nodes)
+        observed = _observations(data if isinstance(data, Tensor) else read_data(data), n_nodes)
         d = observed.shape[1]
         super().__init__(
             torch.zeros(d, d, dtype=torch.int64),
@@ -293,7 +293,7 @@ def read_data(path: str | Path) -> Float64[Tensor, "m d"]:
         ) from error
 
 
-def _checked(data: Tensor, n_nodes: int | None) -> Float64[Tensor, "m d"]:
+def _observations(data: Tensor, n_nodes: int | None) -> Float64[Tensor, "m d"]:
     if data.ndim != 2 or data.shape[1] < 2 or not len(data):
         raise ShapeError(
             f"data must have a row per sample and a column for each of 2 nodes or more, got shape "

@@ -70,7 +70,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
     ) -> None:
         beta = 2.0 * n_bits if beta is None else beta
         delta = 28 * n_bits // 120 if delta is None else delta
-        _check(n_bits, word_bits, n_modes, beta, delta)
+        _check_arguments(n_bits, word_bits, n_modes, beta, delta)
         super().__init__(
             2**word_bits,
             n_bits // word_bits,
@@ -135,7 +135,7 @@ def draw_modes(n_bits: int, n_modes: int, seed: int) -> list[str]:
     return list(modes)
 
 
-def _check(n_bits: int, word_bits: int, n_modes: int, beta: float, delta: int) -> None:
+def _check_arguments(n_bits: int, word_bits: int, n_modes: int, beta: float, delta: int) -> None:
     if n_bits < 1 or n_bits % BLOCK_BITS:
         raise ArgumentError(f"n_bits must be a positive multiple of {BLOCK_BITS}, got {n_bits}")
     if not 1 <= word_bits <= MOST_WORD_BITS or n_bits % word_bits:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gfn_rb.arguments import require_kind
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.envs.core import on_host
+from gfn_rb.envs.core import host_form
 from gfn_rb.envs.orders import EMPTY
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
@@ -287,7 +287,7 @@ class QuickLaws(ABC):
             alone = torch.cat([method(*row) for row in few])
             check_same(f"{name} of one row", alone, result[:8], state)
             check_same(f"{name} of no row", method(*(each[:0] for each in given)), result[:0])
-            found = torch.from_numpy(on_host(method)(*(each.numpy() for each in given)))
+            found = torch.from_numpy(host_form(method)(*(each.numpy() for each in given)))
             check_same(f"the host form of {name}", found, result, state)
 
 

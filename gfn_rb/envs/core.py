@@ -35,7 +35,7 @@ def takes_arrays(method: Method) -> Method:
     return method
 
 
-def on_host(method: Callable[..., Any]) -> HostFunction:
+def host_form(method: Callable[..., Any]) -> HostFunction:
     """Return a bound method of an environment as a function of NumPy arrays."""
     if hasattr(method, _TAKES_ARRAYS):
         return method

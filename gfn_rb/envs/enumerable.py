@@ -172,7 +172,7 @@ class EnumerableEnv(GFNEnv):
             choices = (layer.mask.sum(1) > 1).nonzero()[:, 0]
             for rows in choices.split(chunk_size):
                 given = [] if condition is None else [condition.expand(len(rows), *condition.shape)]
-                log_p[rows] = _checked(log_pf(layer.state[rows], *given), layer.mask[rows])
+                log_p[rows] = _normalised(log_pf(layer.state[rows], *given), layer.mask[rows])
             exits, moves = layer.mask[:, -1], layer.mask[:, :-1]
             out[self.terminating_index(layer.state[exits])] = (log_flow + log_p[:, -1])[exits]
             edge_flow = (log_flow[:, None] + log_p[:, :-1])[moves]
@@ -242,7 +242,7 @@ def _scatter_logsumexp(
     return total.log() + highest
 
 
-def _checked(
+def _normalised(
     log_p: Float[Tensor, "..."], mask: Bool[Tensor, "k actions"]
 ) -> Float64[Tensor, "k actions"]:
     if log_p.shape != mask.shape:

@@ -25,7 +25,7 @@ TFBIND8_PATH = DATA / "tfbind8_six6_ref_r1.npz"
 N_TOP = 327  # int(0.005 * 4^8)
 N_APART = 328  # modes that differ in two letters, down to 0.88920, as the published list
 N_BEST = 1200  # strings to search for them; the last of them is in place 1,121
-BLOCKS = ("C", "O", "N", "C-F", "C=O", "C=C", "C#C", "c1ccccc1", "C1CCCCC1", "C1CCNCC1", "CCC")
+FRAGMENTS = ("C", "O", "N", "C-F", "C=O", "C=C", "C#C", "c1ccccc1", "C1CCCCC1", "C1CCNCC1", "CCC")
 N_BLOCKS = 5
 QM9_PATH = DATA / "qm9_strings.npz"
 N_QM9_MODES = 805  # int(0.005 * 11^5), the number that is published
@@ -130,7 +130,7 @@ def _apart(ranked: Integers) -> Modes:
 
 
 class QM9Strings(ScoredSequenceEnv):
-    """Write a string of five of the 11 building blocks ``BLOCKS``, as 0..10.
+    """Write a string of five of the 11 building blocks ``FRAGMENTS``, as 0..10.
 
         log R(x) = beta log(max(r(x), min_reward) / max_x r(x)) + log 100
 
@@ -159,7 +159,7 @@ class QM9Strings(ScoredSequenceEnv):
         **options: Unpack[EnvOptions],
     ) -> None:
         check_power(beta, min_reward)
-        super().__init__(len(BLOCKS), N_BLOCKS, form, **options)
+        super().__init__(len(FRAGMENTS), N_BLOCKS, form, **options)
         self.beta, self.min_reward = beta, min_reward
         score = load_table(QM9_PATH)
         best = score.max()
@@ -169,4 +169,4 @@ class QM9Strings(ScoredSequenceEnv):
 
     def describe(self, state: StateBatch) -> list[str]:
         """Return a SMILES string of each sequence, its blocks joined by single bonds."""
-        return ["-".join(BLOCKS[i] for i in row if i >= 0) for row in state.tolist()]
+        return ["-".join(FRAGMENTS[i] for i in row if i >= 0) for row in state.tolist()]

@@ -36,7 +36,7 @@ _HINTS = {
 }
 
 
-def require_finite(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) -> None:
+def require_finite_terms(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) -> None:
     """Raise unless residuals are finite, naming the first of their terms that is not."""
     named = {**terms, "residual": residual}
     if not residual.is_cpu:  # the device raises, so as not to wait for it
@@ -63,7 +63,7 @@ Penalty = Callable[[Tensor], Tensor]
 
 
 # Where log P_F comes from: computed anew, or as it was stored when the rows were sampled.
-LogPF = Literal["computed", "stored"]
+LogPFSource = Literal["computed", "stored"]
 
 
 def linex(
@@ -327,7 +327,7 @@ class BalanceLoss(Loss[C]):
         backward_policy: TensorDictModuleBase,
         env: GFNEnv,
         *,
-        log_pf: LogPF = "computed",
+        log_pf: LogPFSource = "computed",
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
@@ -337,7 +337,7 @@ class BalanceLoss(Loss[C]):
                 "forward_policy must have is_backward False and backward_policy True, got "
                 f"{forward_policy.is_backward} and {backward_policy.is_backward}"
             )
-        require_choice("log_pf", log_pf, get_args(LogPF))
+        require_choice("log_pf", log_pf, get_args(LogPFSource))
         self.backward_policy, self.log_pf = backward_policy, log_pf
 
     def _log_probs(self, rows: C) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:

@@ -14,7 +14,7 @@ from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.losses.base import BalanceLoss, C, require_finite, require_numbered
+from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import StateModule, rows_for
@@ -115,7 +115,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         # In this order a constant in log R and all flows leaves the residual as it is.
         residual = (flow - (log_reward + next_flow)) + (log_pf - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
-        require_finite(residual, {**terms, "log F": flow + next_flow})
+        require_finite_terms(residual, {**terms, "log F": flow + next_flow})
         return residual
 
     def _flows(
@@ -223,7 +223,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         exit_here, exit_there = log_exit.tensor_split(2)
         residual = (here - there) + (exit_there - exit_here) + (log_pf - log_pb)
         terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
-        require_finite(residual, {"log_reward": log_reward, **terms})
+        require_finite_terms(residual, {"log_reward": log_reward, **terms})
         return residual.where(is_move, 0)
 
 

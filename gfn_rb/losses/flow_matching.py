@@ -12,7 +12,7 @@ from torch import Tensor
 from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.losses.base import SumLoss, require_finite, require_numbered
+from gfn_rb.losses.base import SumLoss, require_finite_terms, require_numbered
 from gfn_rb.rollout.log_probs import places
 from gfn_rb.rollout.outputs import policy_outputs, require_direction, require_memoryless
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -78,7 +78,7 @@ class FlowMatching(SumLoss[States]):
         at_exit = {"log_reward": log_reward.where(ends, 0), "log F(exit)": exit_flow.where(ends, 0)}
         flow = (inflow - outflow).where(inner, 0)
         delta = torch.stack([flow, at_exit["log F(exit)"] - at_exit["log_reward"]], 1)
-        require_finite(delta, {**at_exit, "log F": inflow + outflow})
+        require_finite_terms(delta, {**at_exit, "log F": inflow + outflow})
         return delta, torch.stack([inner, ends], 1).to(delta.dtype)
 
     def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:

@@ -14,7 +14,7 @@ from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.losses.base import BalanceLoss, SumLoss, require_finite
+from gfn_rb.losses.base import BalanceLoss, SumLoss, require_finite_terms
 from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
 from gfn_rb.rollout.log_probs import places
 from gfn_rb.shapes import ConditionBatch, Float, Int64, StateBatch
@@ -95,7 +95,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         # In this order a constant in log R and log Z leaves the residual as it is.
         residual = (log_z - log_reward) + (log_pf - log_pb)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
-        require_finite(residual, terms)
+        require_finite_terms(residual, terms)
         return residual
 
     def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
@@ -203,7 +203,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         log_flow = log_flow.index_put(last, log_reward.to(sums.dtype))
         potential = torch.cat([log_flow[:, :1], log_flow[:, 1:] - sums], 1)
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log F": flow}
-        require_finite(potential, terms)
+        require_finite_terms(potential, terms)
         return potential
 
     def _weights(

@@ -17,7 +17,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_device_of
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.envs.core import on_host
+from gfn_rb.envs.core import host_form
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration, draw, draw_on_host, explain_no_draw
 from gfn_rb.rollout.outputs import (
@@ -161,8 +161,8 @@ class Walk:
         """Draw and take actions; rows that have reached their end are left behind."""
         # All but the policy is computed by NumPy: a step of few rows costs what its calls cost.
         env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
-        move, undo, is_source = on_host(env.move), on_host(env.undo), on_host(env.is_source)
-        masks = on_host(env.backward_mask if is_backward else env.forward_mask)
+        move, undo, is_source = host_form(env.move), host_form(env.undo), host_form(env.is_source)
+        masks = host_form(env.backward_mask if is_backward else env.forward_mask)
         evaluate = None if env.action_shape else evaluator_of(self.policy)
         hidden = hidden_before(self.policy, env, start)
         is_plain = explored == Exploration(generator=explored.generator)

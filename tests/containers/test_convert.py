@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from gfn_rb import Trajectories
 from gfn_rb.containers import States, Transitions
-from gfn_rb.containers.convert import joined
+from gfn_rb.containers.convert import merged_rows
 from gfn_rb.errors import KeyMismatchError, ShapeError
 
 INF = float("inf")
@@ -73,7 +73,7 @@ def batch(n, **entries):
 
 
 def test_rows_go_where_they_belong():
-    rows = joined(
+    rows = merged_rows(
         [
             TensorDict({"x": torch.tensor([10, 11]), "next": {"y": torch.zeros(2, 3)}}, [2]),
             TensorDict({"x": torch.tensor([20]), "next": {"y": torch.ones(1, 3)}}, [1]),
@@ -96,7 +96,9 @@ def test_trajectories_are_padded_to_the_longest_and_say_which_way_they_run():
         log_prob=torch.tensor([[-1.0, -2.0, -3.0]]),
     )
     both = two_rows()
-    rows = joined([forward.to_tensordict(), both.to_tensordict()], [0, 1], torch.tensor([1, 0, 2]))
+    rows = merged_rows(
+        [forward.to_tensordict(), both.to_tensordict()], [0, 1], torch.tensor([1, 0, 2])
+    )
     got, expected = Trajectories.from_tensordict(rows), Trajectories.cat([forward, both])[[1, 0, 2]]
     for name in ("state", "action", "length", "log_reward", "log_prob", "is_backward"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
@@ -106,7 +108,7 @@ def test_trajectories_are_padded_to_the_longest_and_say_which_way_they_run():
 
 def test_empty_nests_do_not_count_as_keys():
     with_nest = batch(1, some=TensorDict(batch_size=[1]))
-    assert set(joined([with_nest, batch(1)], [0, 1], torch.arange(2)).keys()) == {"x"}
+    assert set(merged_rows([with_nest, batch(1)], [0, 1], torch.arange(2)).keys()) == {"x"}
 
 
 @pytest.mark.cuda
@@ -114,4 +116,4 @@ def test_rows_on_different_devices_are_named():
     from gfn_rb.errors import ArgumentError
 
     with pytest.raises(ArgumentError, match="members 0 and 1 differ in 'x': on cpu and cuda:0"):
-        joined([batch(1), batch(1).to("cuda")], [0, 1], torch.arange(2))
+        merged_rows([batch(1), batch(1).to("cuda")], [0, 1], torch.arange(2))

@@ -19,7 +19,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
 from gfn_rb.losses import LOSSES
-from gfn_rb.losses.base import require_finite
+from gfn_rb.losses.base import require_finite_terms
 from gfn_rb.policies import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -390,9 +390,9 @@ INF, NAN = torch.inf, torch.nan
 
 def test_finite_numbers_pass_whatever_their_terms():
     terms = {"log F": torch.tensor([NAN])}
-    assert require_finite(torch.ones(2), terms) is None
+    assert require_finite_terms(torch.ones(2), terms) is None
     with pytest.raises(NaNError, match="log F must be finite"):  # they are what is named otherwise
-        require_finite(torch.tensor([1.0, INF]), terms)
+        require_finite_terms(torch.tensor([1.0, INF]), terms)
 
 
 @pytest.mark.parametrize(
@@ -407,10 +407,10 @@ def test_finite_numbers_pass_whatever_their_terms():
 def test_the_first_term_that_is_not_is_named(log_reward, log_pf, kind, message):
     terms = {"log_reward": torch.tensor(log_reward), "log P_F": torch.tensor(log_pf)}
     with pytest.raises(kind, match=message):
-        require_finite(torch.tensor([INF, 0.0]), terms)
+        require_finite_terms(torch.tensor([INF, 0.0]), terms)
 
 
 def test_rows_are_counted_where_a_term_has_several_numbers_in_each():
     log_pf = torch.tensor([[0.0, -INF, -INF], [0.0, 0.0, 0.0], [NAN, 0.0, 0.0]])
     with pytest.raises(ArgumentError, match="log P_F must be finite, got -inf in 2 of 3 rows"):
-        require_finite(torch.tensor([INF]), {"log P_F": log_pf})
+        require_finite_terms(torch.tensor([INF]), {"log P_F": log_pf})
