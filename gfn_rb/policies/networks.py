@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from gfn_rb import keys
 from gfn_rb.arguments import as_count, require_kind, require_number
 from gfn_rb.envs.base import GFNEnv, require_env
-from gfn_rb.envs.core import on_host
+from gfn_rb.envs.core import host_form
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout.outputs import Evaluator, StateModule
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -98,7 +98,7 @@ class StateNetwork(StateModule):
             return super().evaluator()
         # Read once: to look a parameter up in a module takes as long as to add a small tensor.
         *hidden, (weight, bias) = [(layer.weight, layer.bias) for layer in layers]
-        encode = on_host(self._encode)
+        encode = host_form(self._encode)
 
         def evaluate(state: np.ndarray, condition: Tensor | None) -> Tensor:
             x = torch.from_numpy(encode(state))

@@ -13,7 +13,7 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import as_count, require_choice, require_kind
-from gfn_rb.containers.convert import joined
+from gfn_rb.containers.convert import merged_rows
 from gfn_rb.containers.objects import ObjectKeys, object_keys, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
@@ -91,7 +91,7 @@ class NonBlocking(Mode):
 
 def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
     """Return the rows of batches as one; trajectories are padded to the longest."""
-    return joined(batches, range(len(batches)), torch.arange(sum(map(len, batches))))
+    return merged_rows(batches, range(len(batches)), torch.arange(sum(map(len, batches))))
 
 
 def require_fit(pending: TensorDictBase, rows: TensorDictBase) -> None:
