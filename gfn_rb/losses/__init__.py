@@ -18,8 +18,6 @@ from gfn_rb.losses.trajectory_balance import SubTrajectoryBalance, TrajectoryBal
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-"""The costs of residuals, by name."""
-
 __all__ = [
     "LOSSES",
     "BalanceLoss",

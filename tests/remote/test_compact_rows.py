@@ -88,7 +88,7 @@ def first_of_each(rows):
 def test_what_is_fed_is_what_was_found(env, form):
     rows = found(env)
     whole, ours = (Exchange(env, rows, each, frequency=2) for each in (None, form))
-    expected = in_order(convert.resized(first_of_each(rows), env.max_length))
+    expected = in_order(convert.padded_to(first_of_each(rows), env.max_length))
     for run in (whole, ours):
         assert_equal(in_order(run.fed), expected)
         assert_equal(in_order(run.fed_to[:]), expected)
