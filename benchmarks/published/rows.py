@@ -161,6 +161,7 @@ _OPTIONS: dict[str, Any] = {
     "lr": 3e-3,
     "log_z": None,
     "lr_log_z": 0.1,
+    "temperature": 1.0,
     "regression": "squared",
 }
 

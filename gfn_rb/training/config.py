@@ -137,7 +137,7 @@ class TrainConfig(options.GeneralOptions):
             yield "share_trunk", "backward is learned, or loss is db or subtb"
         if not self.replay_ratio:
             yield from ((name, "replay_ratio is above 0") for name in ("draw", "max_age"))
-        if self.epsilon_end is self.temperature_end is None:
+        if self.epsilon_end is self.draw_temperature_end is None:
             yield "anneal.by", "epsilon_end or draw.temperature_end is given"
             if self.lr_end is None:
                 yield "anneal.steps", "epsilon_end, draw.temperature_end or lr_end is given"
@@ -176,7 +176,7 @@ class TrainConfig(options.GeneralOptions):
             yield "replay", stored == "trajectories", f"trajectories {why}"
             fits = not isinstance(self.draw, options.PriorityDraw)
             yield "draw", fits, f"another than priority and teacher {why}"
-            yield "draw.temperature_end", self.temperature_end is None, f"None {why}"
+            yield "draw.temperature_end", self.draw_temperature_end is None, f"None {why}"
 
     @property
     def replay_name(self) -> str:
@@ -187,7 +187,7 @@ class TrainConfig(options.GeneralOptions):
         return "trajectories" if is_stored else "terminal"
 
     @property
-    def temperature_end(self) -> float | None:
+    def draw_temperature_end(self) -> float | None:
         """Final temperature of the softmax draw; None without annealing."""
         return self.draw.temperature_end if isinstance(self.draw, options.SoftmaxDraw) else None
 
@@ -220,7 +220,8 @@ class TrainConfig(options.GeneralOptions):
 
     def with_steps(self, steps: int) -> TrainConfig:
         """Return the configuration with another number of steps and the same annealing schedule."""
-        if any(end is not None for end in (self.epsilon_end, self.temperature_end, self.lr_end)):
+        ends = self.epsilon_end, self.draw_temperature_end, self.lr_end
+        if any(end is not None for end in ends):
             anneal = replace(self.anneal, steps=self.anneal_steps)
             return replace(self, steps=steps, anneal=anneal)
         return replace(self, steps=steps)

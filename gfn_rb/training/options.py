@@ -292,6 +292,10 @@ class GeneralOptions:
     """Share of uniformly random actions when sampling fresh trajectories."""
     epsilon_end: rules.Share | None = None
     """Final value of epsilon. Default: no annealing."""
+    temperature: rules.PositiveFloat | None = None
+    """Divisor of the policy's logits when sampling fresh trajectories: above 1 they get flatter.
+    Default: from 0.75 to 2, adapted so that half of the fresh objects are new; 1 for continuous
+    states."""
 
     loss: LossName = "tb"
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +29,37 @@ from gfn_rb.training.options import SearchOptions
 from gfn_rb.training.replay import TeacherReward
 
 
+class AdaptiveTemperature:
+    r"""The temperature of the policy at which about half of the fresh objects are new.
+
+    After each batch, T is multiplied by :math:`\exp(g (r - 1/2))` with g = 0.05, where r is the
+    share of its objects that were found before, and kept from 0.75 to 2. Trajectories get flatter
+    where the policy repeats itself, and sharper where most of what it finds is new.
+
+    Attributes:
+        value: the temperature now.
+    """
+
+    GAIN, RANGE = 0.05, (0.75, 2.0)
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def update(self, n_new: int, n: int) -> None:
+        """Adapt to a batch of n objects, of which some are new."""
+        lowest, highest = self.RANGE
+        value = self.value * math.exp(self.GAIN * (0.5 - n_new / n))
+        self.value = min(max(value, lowest), highest)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the temperature."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+        self.value = state_dict["value"]
+
+
 class Source:
     """Gives trajectories of the policy as it is now, with their rewards."""
 
@@ -44,11 +76,16 @@ class PolicySource(Source):
     sampler: Sampler
     generator: torch.Generator
     epsilon: Callable[[], float]
+    temperature: Callable[[], float] = lambda: 1.0
 
     def sample(self, n: int) -> Trajectories:
         """Return ``n`` trajectories."""
         return self.sampler.sample_trajectories(
-            self.env, n=n, generator=self.generator, epsilon=self.epsilon()
+            self.env,
+            n=n,
+            generator=self.generator,
+            epsilon=self.epsilon(),
+            temperature=self.temperature(),
         )
 
 
@@ -146,12 +183,14 @@ def make_source(
     generator: torch.Generator,
     seed: int,
     epsilon: Callable[[], float],
+    temperature: Callable[[], float],
 ) -> tuple[Source, TeacherSource | None]:
     """Return the source that a configuration asks for, and the one in it that learns.
 
-    ``seed`` is that of a teacher's weights.
+    ``seed`` is that of a teacher's weights, and ``temperature`` that of the policy's trajectories.
     """
-    source: Source = PolicySource(env, Sampler(loss.forward_policy), generator, epsilon)
+    policy = Sampler(loss.forward_policy)
+    source: Source = PolicySource(env, policy, generator, epsilon, temperature)
     taught = None
     if config.teacher.share:
         source = taught = TeacherSource(source, config, env, generator, seed, epsilon)

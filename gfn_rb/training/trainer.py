@@ -23,7 +23,7 @@ from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
-from gfn_rb.envs import GFNEnv
+from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.losses import Loss
 from gfn_rb.numerics.flat import flat_rows
@@ -37,7 +37,7 @@ from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
 from gfn_rb.training.options import PriorityDraw, SoftmaxDraw
 from gfn_rb.training.replay import REPLAY
 from gfn_rb.training.session.folder import Row, run_secret
-from gfn_rb.training.sources import make_source
+from gfn_rb.training.sources import AdaptiveTemperature, make_source
 
 FLOW = ("offered", "accepted", "evicted", "drawn", "mean_age", "largest_age")
 PHASES = ("rollout", "buffer", "learning", "evaluation")
@@ -105,9 +105,12 @@ class Trainer:
         self.average = objectives.WeightAverage(self.loss)
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         self.backward = Sampler(objectives.backward_policy(self.loss))
+        self.temperature = AdaptiveTemperature()
+        is_adapted = config.temperature is None and not isinstance(self.env, ContinuousEnv)
         self.source, self.teacher = make_source(
             config, self.env, self.loss, self.generator, initial + 1,
             epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
+            temperature=lambda: self.temperature.value if is_adapted else config.temperature or 1.0,
         )  # fmt: skip
         self.priority_rule = config.make_priority_rule()
         self.replay = REPLAY[config.replay_name]
@@ -129,7 +132,7 @@ class Trainer:
         # What has a state of its own, by its name in checkpoints.
         self._parts: dict[str, Any] = {
             "policies": self.loss, "average": self.average, "optimizer": self.optimizer,
-            "schedule": self.schedule, "discovery": self.discovery,
+            "schedule": self.schedule, "discovery": self.discovery, "temperature": self.temperature,
         }  # fmt: skip
         if self.teacher is not None:
             self._parts["teacher"] = self.teacher
@@ -180,7 +183,7 @@ class Trainer:
         """Store fresh trajectories; return them, and what others have fed in the meantime."""
         with self.watch("rollout"):
             fresh = self.source.sample(self.config.batch_size)
-            self.discovery.add(fresh)
+            self.temperature.update(self.discovery.add(fresh), len(fresh))
         with self.watch("buffer"):
             version = torch.full_like(fresh.length, self.steps_done)
             items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)

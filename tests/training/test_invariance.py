@@ -59,7 +59,7 @@ def run(shift, steps, **options):
     trainer = Trainer(ShiftedConfig(shift=shift, seed=3, **options))
     rows = []
     add = trainer.discovery.add
-    trainer.discovery.add = lambda fresh: (rows.append(fresh.terminating_states), add(fresh))
+    trainer.discovery.add = lambda fresh: (rows.append(fresh.terminating_states), add(fresh))[1]
     for _ in range(steps):
         trainer.step()
     return trainer, torch.cat(rows)

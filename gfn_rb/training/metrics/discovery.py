@@ -70,9 +70,9 @@ class DiscoveryMetrics:
         self.top_state = env.source(0)
         self._seen, self._modes = KeySet(device), KeySet(device)
 
-    def add(self, trajectories: Trajectories) -> None:
-        """Count one reward call for each trajectory."""
-        state = trajectories.terminating_states
+    def add(self, trajectories: Trajectories) -> int:
+        """Count one reward call for each trajectory, and return how many objects are new."""
+        state, before = trajectories.terminating_states, len(self._seen)
         self.calls += len(state)
         new = self._seen.add(self._env.fingerprint(state))
         # Modes and scores of states seen before are known already.
@@ -82,6 +82,7 @@ class DiscoveryMetrics:
         self.top, best = torch.cat([self.top, score]).sort(descending=True)
         self.top_state = torch.cat([self.top_state, fresh[0]])[best[:N_TOP]]
         self.top = self.top[:N_TOP]
+        return len(self._seen) - before
 
     @property
     def modes_found(self) -> int:
