@@ -21,7 +21,7 @@ from typing_extensions import dataclass_transform
 from gfn_rb import keys
 from gfn_rb.arguments import as_device, require_kind
 from gfn_rb.containers import convert
-from gfn_rb.containers.fields import Field, Key, Values, assemble, field
+from gfn_rb.containers.fields import Field, FieldValues, Key, assemble, field
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Shaped
 
@@ -64,8 +64,7 @@ class Container:
         """Hold the values of fields by name; None where an optional one is left out."""
         given = self.__signature__.bind(**values)
         given.apply_defaults()
-        pairs = zip(self._fields, given.kwargs.values(), strict=True)
-        self._td = self._checked({each.key: v for each, v in pairs if v is not None})._td
+        self._td = self._checked(dict(zip(self._keys, given.kwargs.values(), strict=True)))._td
 
     @classmethod
     def from_tensordict(cls: type[C], td: TensorDictBase) -> C:
@@ -82,9 +81,9 @@ class Container:
             raise ShapeError(
                 f"{cls.__name__}: td has batch size {list(td.batch_size)}; expected [n]"
             )
-        values = {f.key: v for f in cls._fields if (v := td.get(f.key, None)) is not None}
+        values: FieldValues = {key: td.get(key, None) for key in cls._keys}
         for plural in cls._plurals.keys() & td.keys():
-            if (name := cls._plurals[plural]) not in values:
+            if values[name := cls._plurals[plural]] is None:
                 raise KeyMismatchError(
                     f"{cls.__name__}: {plural!r} is not one of its fields; expected {name!r}"
                 )
@@ -173,14 +172,15 @@ class Container:
         return container
 
     @classmethod
-    def _checked(cls: type[C], values: Values, device: torch.device | None = None) -> C:
+    def _checked(cls: type[C], values: FieldValues, device: torch.device | None = None) -> C:
         sizes: dict[str, Any] = {"": 0}
         for each in cls._fields:
-            if each.key in values:
-                each.check(values[each.key], sizes, cls.__name__)
+            if (value := values.get(each.key)) is not None:
+                each.check(value, sizes, cls.__name__)
             elif not each.optional:
+                held = [key for key, one in values.items() if one is not None]
                 raise KeyMismatchError(
-                    f"{cls.__name__}: {each.key!r} is missing; of its fields there are {[*values]}"
+                    f"{cls.__name__}: {each.key!r} is missing; of its fields there are {held}"
                 )
         return cls.wrap(assemble(values, (sizes["n"],), device))
 

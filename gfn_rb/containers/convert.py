@@ -20,7 +20,7 @@ from tensordict import (
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.containers.fields import Columns, assemble
+from gfn_rb.containers.fields import FieldValues, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.numerics import flat
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
@@ -67,7 +67,7 @@ def transitions_of(td: TensorDictBase) -> TensorDict:
     """
     row, step = real_steps(td).nonzero(as_tuple=True)
     state, is_exit = td.get(keys.STATE), step == exit_step(td)[row]
-    values: Columns = {
+    values: FieldValues = {
         keys.STATE: state[row, step],
         keys.ACTION: td.get(keys.ACTION)[row, step],
         keys.NEXT_STATE: state[row, step + 1],
@@ -86,7 +86,7 @@ def states_of_transitions(td: TensorDictBase) -> TensorDict:
     if is_backward is not None:
         turn = is_backward.reshape(-1, *(1,) * (state.ndim - 1))
         state = torch.where(turn, td.get(keys.NEXT_STATE), state)
-    values: Columns = {
+    values: FieldValues = {
         keys.STATE: state,
         keys.IS_TERMINATING: td.get(keys.NEXT_DONE).squeeze(1),
         keys.LOG_REWARD: td.get(keys.LOG_REWARD),

@@ -11,8 +11,7 @@ from torch import Tensor
 from gfn_rb.errors import ShapeError
 
 Key = str | tuple[str, ...]
-Values = dict[Key, Tensor]
-Columns = dict[Key, Tensor | None]
+FieldValues = dict[Key, Tensor | None]
 
 
 class DTypes(NamedTuple):
@@ -90,7 +89,7 @@ def _name_and_offset(name: str) -> tuple[str, int]:
 
 
 def assemble(
-    values: Columns | Values, batch_size: tuple[int, ...], device: torch.device | None = None
+    values: FieldValues, batch_size: tuple[int, ...], device: torch.device | None = None
 ) -> TensorDict:
     """Build a TensorDict from values under flat or one-level nested keys, less those None."""
     nested: dict[str, Any] = {}

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.containers.convert import real_steps
-from gfn_rb.containers.fields import Columns, Key, Values, assemble
+from gfn_rb.containers.fields import FieldValues, Key, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64, Shaped
 
 _CARRIED = (keys.LOG_PROB, keys.ESTIMATOR_OUTPUT)
 
 
-def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None) -> Values:
+def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None) -> FieldValues:
     """Return the fields of :meth:`Trajectories.from_rollout`, in order of rows and of time."""
     require_rollout(rollout)
     starts, ends = _ends_of_episodes(rollout)
@@ -26,7 +26,7 @@ def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None)
     at = torch.minimum(first[:, None] + steps, last[:, None])
     past = steps >= length[:, None]
     sink = _flat_steps(rollout, keys.NEXT_STATE)[last][:, None]
-    values: Values = {
+    values: FieldValues = {
         keys.STATE: torch.cat([_fill(state[at], past, sink), sink], 1),
         keys.ACTION: _fill(_flat_steps(rollout, keys.ACTION)[at], past, -1),
         keys.LENGTH: length,
@@ -61,7 +61,7 @@ def rollout_of(td: TensorDictBase) -> TensorDict:
     is_exit = next_done & is_real[..., None]
     log_reward = td.get(keys.LOG_REWARD)[:, None, None].expand(n, n_steps, 1)
     log_reward = log_reward.masked_fill(~is_exit, -torch.inf)
-    values: Columns = {
+    values: FieldValues = {
         keys.STATE: state[:, :-1],
         keys.ACTION: td.get(keys.ACTION),
         keys.DONE: ~is_real[..., None],

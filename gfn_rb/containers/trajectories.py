@@ -11,7 +11,7 @@ from torch import Tensor
 from gfn_rb import keys
 from gfn_rb.containers import convert
 from gfn_rb.containers.base import Container
-from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, Values, field
+from gfn_rb.containers.fields import ANY, BOOL, FLOATING, INT64, SIGNED, FieldValues, field
 from gfn_rb.containers.steps import States, Transitions
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Shaped
@@ -91,7 +91,7 @@ class Trajectories(Container):
         return cls._checked(trajectories_of(rollout, source_state), rollout.device)
 
     @classmethod
-    def _checked(cls: type[T], values: Values, device: torch.device | None = None) -> T:
+    def _checked(cls: type[T], values: FieldValues, device: torch.device | None = None) -> T:
         checked = super()._checked(values, device)
         convert.require_lengths(checked.length, checked.n_steps)
         return checked

@@ -16,7 +16,7 @@ SHAPES = ((), (2,), (1, 2))
 
 
 @dataclass(frozen=True)
-class Path:
+class Walked:
     """One trajectory in the order it was walked, without padding; values are nested lists."""
 
     states: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Path:
     def terminating_state(self) -> Any:
         return self.states[1] if self.is_backward else self.states[-2]
 
-    def reversed(self) -> Path:
+    def reversed(self) -> Walked:
         return replace(
             self,
             states=self.states[::-1],
@@ -45,7 +45,7 @@ class Path:
             is_backward=not self.is_backward,
         )
 
-    def forward(self) -> Path:
+    def forward(self) -> Walked:
         return self.reversed() if self.is_backward else self
 
     def transitions(self) -> list[tuple[Any, ...]]:
@@ -87,7 +87,7 @@ def full(shape: tuple[int, ...], value: float) -> Any:
     return torch.full(shape, value).tolist()
 
 
-def stack(kind: Kind, paths: list[Path], n_steps: int | None = None) -> Trajectories:
+def stack(kind: Kind, paths: list[Walked], n_steps: int | None = None) -> Trajectories:
     """Pad paths by hand and stack them into a container."""
     longest = max((len(p.actions) for p in paths), default=0)
     n_steps, n = longest if n_steps is None else n_steps, len(paths)
@@ -121,14 +121,14 @@ def stack(kind: Kind, paths: list[Path], n_steps: int | None = None) -> Trajecto
     )
 
 
-def unstack(kind: Kind, trajectories: Trajectories) -> list[Path]:
+def unstack(kind: Kind, trajectories: Trajectories) -> list[Walked]:
     """Read a container row by row, and check that its padding is what it must be."""
     paths = []
     columns = trajectories.to_tensordict()
     for i in range(len(trajectories)):
         row = {key: columns[key][i].tolist() for key in columns.keys()}  # noqa: SIM118
         n = row["length"]
-        path = Path(
+        path = Walked(
             states=tuple(row["state"][: n + 1]),
             actions=tuple(row["action"][:n]),
             log_probs=tuple(row["log_prob"][:n]),
@@ -185,7 +185,7 @@ kinds = st.builds(
 @st.composite
 def paths_of(
     draw: st.DrawFn, kind: Kind, min_size: int = 0, source: int | None = None
-) -> list[Path]:
+) -> list[Walked]:
     """Draw paths of a kind; all values are small integers, exact in every dtype used."""
 
     def nested(shape: tuple[int, ...], number: Any) -> Any:
@@ -201,7 +201,7 @@ def paths_of(
         if source is not None:
             dtype = kind.state_dtype
             states[0] = torch.full(kind.state_shape, source, dtype=dtype).tolist()
-        path = Path(
+        path = Walked(
             states=tuple(states),
             actions=tuple(nested(kind.action_shape, st.integers(0, 5)) for _ in range(length)),
             log_probs=tuple(draw(small) for _ in range(length)),
@@ -217,6 +217,6 @@ def paths_of(
 @st.composite
 def kind_and_paths(
     draw: st.DrawFn, min_size: int = 0, source: int | None = None
-) -> tuple[Kind, list[Path]]:
+) -> tuple[Kind, list[Walked]]:
     kind = draw(kinds)
     return kind, draw(paths_of(kind, min_size, source))

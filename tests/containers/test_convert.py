@@ -4,7 +4,7 @@ import pytest
 import torch
 from containers.container_paths import (
     Kind,
-    Path,
+    Walked,
     kind_and_paths,
     same,
     stack,
@@ -37,7 +37,7 @@ def test_transitions_by_hand() -> None:
 
 
 @given(kind_and_paths(), st.integers(0, 2))
-def test_rows_are_the_oracle_s(case: tuple[Kind, list[Path]], extra: int) -> None:
+def test_rows_are_the_oracle_s(case: tuple[Kind, list[Walked]], extra: int) -> None:
     kind, paths = case
     rows = stack(kind, paths)
     rows = rows.pad_to(rows.n_steps + extra)

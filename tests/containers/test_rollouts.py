@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from containers.container_paths import Kind, Path, kind_and_paths, stack, unstack
+from containers.container_paths import Kind, Walked, kind_and_paths, stack, unstack
 from factories import SINK, two_rows
 from hypothesis import given, strategies as st
 from tensordict import TensorDict
@@ -160,7 +160,7 @@ def test_log_rewards_are_read_with_and_without_a_last_dimension() -> None:
 
 
 @given(kind_and_paths(source=0), st.integers(0, 2))
-def test_rollout_round_trip(case: tuple[Kind, list[Path]], extra: int) -> None:
+def test_rollout_round_trip(case: tuple[Kind, list[Walked]], extra: int) -> None:
     kind, paths = case
     rows = stack(kind, paths)
     laid = rows.pad_to(rows.n_steps + extra).to_rollout()

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from containers.container_paths import Kind, Path, kind_and_paths, paths_of, same, stack, unstack
+from containers.container_paths import Kind, Walked, kind_and_paths, paths_of, same, stack, unstack
 from factories import SINK, two_rows
 from hypothesis import given, strategies as st
 from tensordict import TensorDict
@@ -163,7 +163,7 @@ def test_empty_containers_work() -> None:
 
 
 @given(kind_and_paths(), st.integers(0, 2))
-def test_flips_pads_and_reads_as_the_oracle(case: tuple[Kind, list[Path]], extra: int) -> None:
+def test_flips_pads_and_reads_as_the_oracle(case: tuple[Kind, list[Walked]], extra: int) -> None:
     kind, paths = case
     rows = stack(kind, paths)
     rows = rows.pad_to(rows.n_steps + extra)
