@@ -13,7 +13,7 @@ import gfn_rb
 PACKAGE = Path(gfn_rb.__file__).parent
 TESTS = Path(__file__).parents[1]
 APPLICATION = ("training", "__main__.py")
-CHOSEN = ("writers", "samplers", "buffers", "envs/test_hypergrid.py", "envs/test_sequence.py")
+CHOSEN = ("writers", "samplers", "buffers", "envs/test_continuous.py", "envs/test_sequence.py")
 
 
 @pytest.mark.slow

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from gfn_rb.envs import QM9Strings, TFBind8
+from gfn_rb.envs.scored_sequences import QM9_PATH, TFBIND8_PATH, load_table
+from gfn_rb.errors import ArgumentError
+from tools.tfbind8_table import read_scores, write_table
+
+# of the list modes_tfbind8.pkl in the code of Kim et al. (2023), in its order, one 8-mer a line
+PUBLISHED = "4a64c297cc8236e9b83b78c6392ce0a4ae2a38c7cde96634848109d01eece154"
+
+
+def test_rewards_by_hand() -> None:
+    # r = (E + 0.47907) / (0.49105 + 0.47907): AAAAAAAA has E 0.03000, AAAAAAAC -0.12351
+    env = TFBind8()
+    state = env.from_strings(["AAAAAAAA", "TTTTTTTT", "AAAAAAAC"])
+    r = torch.tensor([0.50907, 0.50907, 0.35556]) / 0.97012
+    torch.testing.assert_close(env.score(state), r)
+    torch.testing.assert_close(env.log_reward(state), 3 * r.log())
+    torch.testing.assert_close(TFBind8(beta=1.5).log_reward(state), 1.5 * r.log())
+
+
+def test_the_weakest_8mer_is_floored_and_stays_the_weakest() -> None:
+    env = TFBind8()
+    order = env.score(env.terminating_states()).argsort()
+    weakest, next_weakest = env.terminating_states()[order[:2]].split(1)
+    assert env.score(weakest).item() == 0
+    assert env.log_reward(weakest).item() == pytest.approx(3 * math.log(1e-3))
+    assert env.log_reward(weakest) < env.log_reward(next_weakest)
+    floored = TFBind8(min_reward=0.5)
+    assert floored.log_reward(floored.terminating_states()).min() == pytest.approx(
+        3 * math.log(0.5)
+    )
+
+
+def test_modes_are_the_327_strongest_and_ties_go_by_the_alphabet() -> None:
+    env = TFBind8()
+    state = env.terminating_states()
+    rank = env.mode_index(state)
+    modes = rank >= 0
+    assert env.n_modes == 327 == int(modes.sum())
+    assert rank[modes].sort().values.tolist() == list(range(327))
+    score = env.score(state)
+    ranked = state[modes][rank[modes].argsort()]
+    assert (env.score(ranked).diff() <= 0).all()
+    last, tied = env.from_strings(["CCCTATCA"]), env.from_strings(["TGATAGGG"])
+    assert env.score(last).equal(env.score(tied))
+    assert env.mode_index(torch.cat([last, tied])).tolist() == [326, -1]
+    assert int((score > env.score(last)).sum()) == 326
+    assert int((score >= env.score(last)).sum()) == 328
+
+
+def test_published_modes_lie_apart() -> None:
+    env = TFBind8(modes="published")
+    state = env.terminating_states()
+    rank = env.mode_index(state)
+    assert env.n_modes == 328 == int((rank >= 0).sum())
+    modes = state[rank >= 0][rank[rank >= 0].argsort()]
+    score = env.score(modes)
+    assert (score.diff() <= 0).all()
+    assert score[-1].item() == pytest.approx(0.8891993)  # where the published list ends
+    texts = env.to_strings(modes)
+    assert texts[:4] == ["AGGTATCA", "TGATACCT", "TGATATCA", "ATTGATAC"]
+    assert texts[-2:] == ["ATCATACA", "TGTATGAT"]
+    assert sha256("\n".join(texts).encode()).hexdigest() == PUBLISHED
+    assert int((TFBind8().mode_index(modes) >= 0).sum()) == 101
+
+
+def test_strings_and_states() -> None:
+    env = TFBind8()
+    state = env.from_strings(["ACGTACGT", "GA", ""])
+    assert state.tolist() == [[0, 1, 2, 3] * 2, [2, 0] + [-1] * 6, [-1] * 8]
+    assert env.to_strings(state) == ["ACGTACGT", "GA", ""]
+    assert env.from_strings([]).shape == (0, 8)
+    assert env.to_strings(env.from_strings([])) == []
+    every = env.terminating_states()
+    texts = env.to_strings(every)
+    assert env.from_strings(texts).equal(every)
+    assert texts == sorted(texts)
+    assert len(texts) == 65536
+
+
+def test_rewards_by_the_table() -> None:
+    env, score = QM9Strings(), load_table(QM9_PATH)
+    state = env.from_strings(["00000", "00011", "a9876"])
+    place = [int(text, 11) for text in ("00000", "00011", "a9876")]
+    ratio = score[place].clamp(min=1e-3) / score.max()
+    expected = 20 * ratio.log() + math.log(100)
+    torch.testing.assert_close(env.log_reward(state).double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(env.score(state).double(), score[place] / score.max())
+
+
+def test_the_best_has_the_reward_100_and_negative_scores_the_floor() -> None:
+    env = QM9Strings("append", beta=2.0)
+    log_reward = env.log_reward(env.terminating_states())
+    assert float(log_reward.max()) == pytest.approx(math.log(100), abs=1e-5)
+    lowest = 2 * math.log(1e-3 / 17.374775) + math.log(100)
+    assert float(log_reward.min()) == pytest.approx(lowest, abs=1e-4)
+    assert int((log_reward == log_reward.min()).sum()) == 609
+
+
+def test_published_modes() -> None:
+    env = QM9Strings("append")
+    state = env.terminating_states()
+    is_mode = env.mode_index(state) >= 0
+    assert env.n_modes == 805 == int(is_mode.sum())
+    assert float(load_table(QM9_PATH)[is_mode].min()) == pytest.approx(9.130295, abs=1e-6)
+    published = env.from_strings(["00011", "00110", "00111"])  # the first of the list
+    assert (env.mode_index(published) >= 0).all()
+
+
+COMPLEMENT = str.maketrans("ACGT", "TGCA")
+
+
+def rows_of(score_of_pair: dict[tuple[str, str], str]) -> str:
+    lines = [f"{a}\t{b}\t{score}\t1.0\t2.0" for (a, b), score in score_of_pair.items()]
+    return "\n".join(["8-mer\t8-mer\tE-score\tMedian\tZ-score", *lines, ""])
+
+
+def pairs() -> dict[tuple[str, str], str]:
+    every = ["".join(letters) for letters in product("ACGT", repeat=8)]
+    strands = [(text, text.translate(COMPLEMENT)[::-1]) for text in every]
+    first = [pair for pair in strands if pair[0] <= pair[1]]
+    return {pair: f"{i / 1e5 - 0.1:.5f}" for i, pair in enumerate(first)}
+
+
+def test_shipped_table_holds_known_values() -> None:
+    # the original's first rows: AAAAAAAA 0.03000, AAAAAAAC -0.12351, AAAAAAAG -0.04566
+    scores = load_table(TFBIND8_PATH)
+    assert scores[:3].tolist() == [3000, -12351, -4566]
+    assert scores[-1] == 3000  # TTTTTTTT, the other strand of AAAAAAAA
+    assert scores[int("23333333", 4)] == -12351  # GTTTTTTT, the other strand of AAAAAAAC
+    assert (int(scores.min()), int(scores.max())) == (-47907, 49105)
+    assert TFBIND8_PATH.stat().st_size < 300_000
+
+
+def test_reading_and_writing_a_table(tmp_path: Path) -> None:
+    source, target = tmp_path / "source.txt", tmp_path / "table.npz"
+    source.write_text(rows_of(pairs()))
+    scores = read_scores(source)
+    assert scores[:2].tolist() == [-10000, -9999]
+    assert scores[-1] == -10000  # TTTTTTTT
+    write_table(source, target)
+    assert load_table(target).equal(scores.double())
+
+
+def test_missing_and_double_scores_are_refused(tmp_path: Path) -> None:
+    source, scores = tmp_path / "source.txt", pairs()
+    source.write_text(rows_of(scores) + "AAAAAAAA\tTTTTTTTT\t0.5\t1.0\t2.0\n")
+    with pytest.raises(ArgumentError, match="AAAAAAAA one score, got two"):
+        read_scores(source)
+    del scores["AAAAAAAC", "GTTTTTTT"]
+    source.write_text(rows_of(scores))
+    with pytest.raises(ArgumentError, match="got none for AAAAAAAC"):
+        read_scores(source)
