@@ -44,7 +44,7 @@ from torch import Tensor
 from benchmarks.kill_ranks import Failed, Job, TooLate
 from gfn_rb import CompactRows
 from gfn_rb.codec.files import ValueFile
-from gfn_rb.containers.objects import object_keys
+from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import CONDITION, NEXT_DONE, STATE
 from gfn_rb.remote.protocol.messages import OUTCOMES
@@ -316,14 +316,14 @@ def _lost(folder: Path, size: int) -> Iterator[str]:
             yield f"the manager lacks {len(missing)} objects of rank {rank}"
 
 
-def _objects(folder: Path, rank: int) -> set[bytes | None]:
+def _objects(folder: Path, rank: int) -> set[bytes]:
     config = RunFolder(folder).read_config()
     found, *_fed = contents(folder, rank)["rows"]
     if config.compact != "none":
         found = CompactRows(config.make_env(), config.compact).forward(found)
     if (done := found.get(NEXT_DONE, None)) is not None:  # transitions: the last ends in the object
         found = found[done[:, 0]].select(STATE, CONDITION, strict=False)
-    return set(object_keys(found)) - {None}
+    return {columns.tobytes() for columns in objects_in(found).columns}
 
 
 # The table.

@@ -16,6 +16,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb.checkpoint import Journal
 from gfn_rb.containers import Trajectories
+from gfn_rb.containers.objects import objects_in
 from gfn_rb.envs import EnumerableEnv, GFNEnv, SequenceEnv
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -88,6 +89,15 @@ def transitions(values):
         },
         [len(values)],
     )
+
+
+def object_names(rows, at=None):
+    """The bytes of the object of each row, None for rows that are no whole objects."""
+    found = objects_in(rows, at)
+    names = [None] * found.n
+    for row, columns in zip(found.at.tolist(), found.columns, strict=True):
+        names[row] = columns.tobytes()
+    return names
 
 
 def two_rows() -> Trajectories:

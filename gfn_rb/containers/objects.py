@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,38 +16,43 @@ from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import entry_of, new_tensordict
 
+_STATE_MASK = mask_key(STATE)
 _IN_NUMPY = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.float32, torch.float64),
 }
 
-ObjectKeys: TypeAlias = list[bytes | None]
-"""Names of objects, equal for two rows exactly if they stand for the same object.
 
-The bytes of :func:`object_columns`, or of states padded behind a mask their hash. None for a row
-that stands for no whole object, and is like nothing else.
-"""
+class ObjectsInRows(NamedTuple):
+    """The objects of n rows, on the host."""
+
+    n: int
+    at: Int64[np.ndarray, "k"]
+    """Positions of the rows that stand for whole objects, ascending."""
+    columns: Int64[np.ndarray, "k d"]
+    """Integers of these rows, equal exactly for rows of the same object.
+
+    Those of :func:`object_columns`, or of states padded behind a mask their hash.
+    """
 
 
-def object_keys(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> ObjectKeys:
+def objects_in(rows: TensorDictBase, at: Int64[Tensor, "m"] | None = None) -> ObjectsInRows:
     """Return which objects rows stand for: their terminating states and conditions."""
     n, states = len(rows if at is None else at), terminating_states(rows, at)
     if states is None:
-        return [None] * n
+        return ObjectsInRows(n, np.zeros(0, np.int64), np.zeros((0, 0), np.int64))
     state, whole = states
-    columns = _columns(rows, state, at).cpu().contiguous()
-    width = 8 * columns.shape[1]
-    content: np.ndarray = columns.numpy()
-    keys: ObjectKeys = content.view(f"V{width}").reshape(-1).tolist() if width else [b""] * n
+    columns: np.ndarray = _columns(rows, state, at).cpu().contiguous().numpy()
     if whole is None:
-        return keys
-    return [key if is_whole else None for key, is_whole in zip(keys, whole.tolist(), strict=True)]
+        return ObjectsInRows(n, np.arange(n), columns)
+    position = whole.cpu().numpy().nonzero()[0]
+    return ObjectsInRows(n, position, columns[position])
 
 
 def object_columns(rows: Rows) -> Int64[Tensor, "n d"]:
     """Return integers that are equal in two rows exactly if these stand for the same object.
 
-    What :func:`object_keys` returns as bytes, on the device of the rows.
+    They are on the device of the rows.
     """
     return _with_condition(rows, equal_bits(object_states(rows).detach()))
 
@@ -77,13 +82,13 @@ def state_columns(rows: Rows) -> Int64[Tensor, "n d"] | None:
 
 def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tensor, "n d"]:
     """Return columns of rows that may be padded, with a mask: the padding does not count."""
-    mask = entry_of(rows, mask_key(STATE))
+    mask = entry_of(rows, _STATE_MASK)
     mask = _some(mask, at) if isinstance(mask, Tensor) and mask.dtype == torch.bool else None
     if mask is None or mask.shape != state.shape[:2]:
         return _with_condition(rows, equal_bits(state.detach()), at)
     from gfn_rb.containers.contents import content_columns  # few buffers need it
 
-    padded = new_tensordict({STATE: state.detach(), mask_key(STATE): mask}, state.shape[:1])
+    padded = new_tensordict({STATE: state.detach(), _STATE_MASK: mask}, state.shape[:1])
     columns = content_columns(padded, STATE, STATE)
     return _with_condition(rows, columns.to(state.device), at)
 

@@ -61,6 +61,7 @@ class Objects:
         self._lay_out(capacity, width, key)
 
     def _lay_out(self, capacity: int, width: int, key: np.ndarray) -> None:
+        self.capacity, self.width = capacity, width
         n_bits = 1 + max(capacity, 1).bit_length()
         self.table = Table(
             np.zeros((capacity, width), np.int64),
@@ -83,16 +84,6 @@ class Objects:
         other.put(held, self._held_in(held))
         return other
 
-    @property
-    def capacity(self) -> int:
-        """Number of slots."""
-        return len(self.table.rows)
-
-    @property
-    def width(self) -> int:
-        """Number of integers of a row."""
-        return self.table.rows.shape[1]
-
     def holds(self, slot: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
         """Tell which slots hold an object."""
         held: np.ndarray = self.table.link[slot, _BEFORE] != _ABSENT
@@ -114,6 +105,14 @@ class Objects:
     def last_twins(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
         """Return the position of the last row of the batch that equals each one."""
         return _twins(*objects, True)
+
+    def look_up(
+        self, rows: Int64[np.ndarray, "n width"]
+    ) -> tuple[Hashed, Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+        """Return rows with their hashes, and of each what :meth:`first` and :meth:`twins` do."""
+        rows, (code, slot, twin) = np.ascontiguousarray(rows), np.empty((3, len(rows)), np.int64)
+        _look_up(rows, self.table, code, slot, twin)
+        return Hashed(rows, code), slot, twin
 
     def put(self, slot: Int64[np.ndarray, "n"], objects: Hashed) -> None:
         """Put objects into slots, each once, in place of what these hold."""
@@ -211,6 +210,13 @@ def _twins(rows, codes, from_end):
             entry[at] = i
         first[i] = entry[at]
     return first
+
+
+@compiled
+def _look_up(rows, table, code, slot, twin):  # into arrays: those returned cost a call each
+    code[:] = _codes(rows.view(np.uint64), table.key)
+    slot[:] = _first(rows, code, table)
+    twin[:] = _twins(rows, code, False)
 
 
 @compiled

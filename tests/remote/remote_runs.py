@@ -3,8 +3,10 @@
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 from factories import objects, trajectories, transitions  # noqa: F401
 
+from gfn_rb.remote.protocol.ownership import shares
 from gfn_rb.transports.local import LocalTransport
 
 LIMIT = 20.0  # seconds that no thread of a test ever takes
@@ -49,6 +51,14 @@ def threads(*functions):
 
 def group(n, timeout=5.0):
     return LocalTransport.group(n, timeout=timeout)
+
+
+def owners_of(rows, managers):
+    """The manager that owns each row, as an array."""
+    owner = np.zeros(len(rows), int)
+    for rank, at in shares(rows, managers, managers):
+        owner[slice(None) if at is None else at] = rank
+    return owner
 
 
 def values_of(rb):

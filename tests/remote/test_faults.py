@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from remote.remote_runs import LIMIT, group, objects, threads, values_of
+from remote.remote_runs import LIMIT, group, objects, owners_of, threads, values_of
 
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
@@ -20,7 +20,6 @@ from gfn_rb.remote import (
 )
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.protocol.ownership import owners
 
 MODES = [Awaited, Deferred, NonBlocking]
 
@@ -208,9 +207,9 @@ def test_a_manager_that_hangs_silences_only_its_own_share():
     ]
     worker = ReplayBufferWorker(transports[2], [0, 1], mode=NonBlocking(2), timeout=1e3)
     batches = [objects(range(start, start + 10)) for start in range(0, 60, 10)]
-    owner = [owners(rows, [0, 1]) for rows in batches]
+    owner = [owners_of(rows, [0, 1]) for rows in batches]
     with threads(managers[1].run):
-        with threads(lambda: [managers[0].step(LIMIT) for _ in range(2)]):
+        with threads(lambda: managers[0].step(LIMIT)):
             worker.connect()
         for rows in batches:
             worker.extend(rows)

@@ -363,7 +363,7 @@ class Working:
     def check(self) -> None:
         statistics, worker = self.worker.statistics, self.worker
         assert len(self.local) == self.n_added == statistics.offered
-        unanswered = sum(len(each.rows) for each in worker.sent.values())
+        unanswered = sum(each.n for each in worker.sent.values())
         sent = statistics.sent + statistics.resent
         assert sent == statistics.outcomes + statistics.lost + unanswered
         assert statistics.offered == statistics.sent + statistics.skipped

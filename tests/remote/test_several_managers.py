@@ -225,10 +225,14 @@ def test_together_managers_keep_the_best_of_all(n_managers, seed, ragged):
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 @pytest.mark.parametrize("n_managers", [2, 3, 5])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_what_dead_managers_held_is_sent_again(n_managers, seed, holds, ragged):
+def test_managers_that_are_back_are_sent_what_they_own(n_managers, seed, holds, ragged):
     cluster = Cluster(n_managers, 1000 + seed, holds, ragged)
     for _ in range(250):
         cluster.dice.choice(ACTS + FATAL)(cluster)
+    cluster.settle()
+    cluster.check_union(everything=False)
+    for _ in range(n_managers):
+        cluster.come_back()
     cluster.settle()
     cluster.check_union(everything=holds)
     cluster.check_accounts()

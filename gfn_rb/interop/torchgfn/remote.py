@@ -66,8 +66,10 @@ class SharedWorker(ReplayBufferWorker):
             inbox.clear()
             raise
 
-    def _send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
-        sent = super()._send(rows, store, ready)
+    def _send(
+        self, rows: TensorDictBase, store: bool, ready: Collection[int], is_new: bool = True
+    ) -> int:
+        sent = super()._send(rows, store, ready, is_new)
         for share in self.sent.values():
             self._inboxes.setdefault(share.batch, self._inbox)
         return sent

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,8 +13,9 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn
-from gfn_rb.containers.objects import ObjectKeys, object_keys
+from gfn_rb.containers.objects import ObjectsInRows, objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.shapes import Float, Int64
 from gfn_rb.storages import EncodedStorage
@@ -53,10 +51,7 @@ class ObjectIndex:
         self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
-        # Python's own hash table looks some hundred objects up in a fraction of the time that
-        # tensor operations take to begin.
-        self._number_of: dict[bytes | None, int] = {}
-        self._key = np.full(n, None, object)  # by number, for letting it be used again
+        self._objects = Objects(n, 1)  # by number
         self._n_rows = np.zeros(n, np.int64)  # by number, how many rows hold it
         self._unused = np.arange(n - 1, -1, -1)  # a stack
         self._n_unused = n
@@ -76,13 +71,13 @@ class ObjectIndex:
         rows, emptied = self._changed(length), np.arange(length, self._length)
         if len(rows) or len(emptied):
             try:
-                keys = self._read_keys(torch.from_numpy(rows))
+                objects = self._read_objects(torch.from_numpy(rows))
             except Exception:
                 self._column.forget()
                 raise
             left = self.number[np.concatenate([rows, emptied])]
             self.number[emptied] = -1
-            self.number[rows] = self._replace(left[left >= 0], keys)
+            self.number[rows] = self._replace(left[left >= 0], objects)
         self._length = length
         return torch.from_numpy(rows)
 
@@ -105,11 +100,14 @@ class ObjectIndex:
         values = self._column.values(self.storage)[rows].cpu()
         return values if values.is_floating_point() else values.to(torch.float64)
 
-    def _read_keys(self, rows: Int64[Tensor, "m"]) -> ObjectKeys:
+    def _read_objects(self, rows: Int64[Tensor, "m"]) -> ObjectsInRows:
         if self._compact is None and self.encoded is None:
-            return object_keys(all_slots(self.storage), rows)
+            return objects_in(all_slots(self.storage), rows)
         parts = rows.split(_CHUNK) if len(rows) else ()
-        return [key for part in parts for key in object_keys(self.read(part))]
+        found = [objects_in(self.read(part)) for part in parts]
+        at = [i * _CHUNK + each.at for i, each in enumerate(found)]
+        columns = [each.columns for each in found] or [np.zeros((0, 0), np.int64)]
+        return ObjectsInRows(len(rows), np.concatenate([rows[:0], *at]), np.concatenate(columns))
 
     def _changed(self, length: int) -> Int64[np.ndarray, "m"]:
         """Return the rows to read again, in order."""
@@ -124,52 +122,61 @@ class ObjectIndex:
 
     # Finding.
 
-    def find(self, keys: ObjectKeys) -> Int64[np.ndarray, "n"]:
+    def find(self, objects: ObjectsInRows) -> Int64[np.ndarray, "n"]:
         """Return the numbers of objects as of the last refresh, -1 for those not known."""
-        return np.fromiter(map(self._number_of.get, keys, repeat(-1)), np.int64, len(keys))
+        return look_up(self._objects, objects)[1]
 
-    def new(self, keys: ObjectKeys) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
+    def new(self, objects: ObjectsInRows) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
         """Return the positions of the objects that are neither known nor repeated."""
-        number = self.find(keys)
-        is_first = _first(keys) == np.arange(len(keys))
+        _, number, first = look_up(self._objects, objects)
+        is_first = first == np.arange(objects.n)
         return ((number < 0) & is_first).nonzero()[0], number[number >= 0]
 
     # Numbers.
 
-    def _replace(self, left: np.ndarray, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
+    def _replace(self, left: np.ndarray, objects: ObjectsInRows) -> Int64[np.ndarray, "m"]:
         """Return the numbers of objects that rows hold now; one that moves keeps its number."""
-        number, first = self.find(keys), _first(keys)
+        hashed, number, first = look_up(self._objects, objects)
         is_new = number < 0
         # What enters counts before what left is forgotten: an object that only moves is both.
         np.add.at(self._n_rows, left, -1)
         np.add.at(self._n_rows, number[~is_new], 1)
-        self._forget(dict.fromkeys(left[self._n_rows[left] == 0].tolist()))  # each once
-        entering = (is_new & (first == np.arange(len(first)))).nonzero()[0]
-        number[entering] = self._enter([keys[i] for i in entering.tolist()])
+        if len(left):
+            self._forget(np.unique(left[self._n_rows[left] == 0]))
+        entering = (is_new & (first == np.arange(objects.n))).nonzero()[0]
+        number[entering] = self._enter(len(entering))
+        if len(objects.at) < objects.n:  # others are no whole objects, and cannot be found
+            which = np.isin(objects.at, entering).nonzero()[0]
+            self._name(number[objects.at[which]], hashed.select(which))
+        elif len(entering):
+            named = hashed if len(entering) == objects.n else hashed.select(entering)
+            self._name(number[entering], named)
         number = number[first]
         np.add.at(self._n_rows, number[is_new], 1)
         return number
 
-    def _enter(self, keys: ObjectKeys) -> Int64[np.ndarray, "m"]:
-        """Return numbers for objects not known so far, of which nothing else is known yet."""
-        n = len(keys)
+    def _enter(self, n: int) -> Int64[np.ndarray, "m"]:
+        """Return numbers that are not used so far, of which nothing is known yet."""
         self._n_unused -= n
-        number = self._unused[self._n_unused : self._n_unused + n].copy()
-        self._key[number] = keys
-        self._number_of.update(zip(keys, number.tolist(), strict=True))
-        self._number_of.pop(None, None)  # is no object
+        number = self._unused[self._n_unused : self._n_unused + n][::-1].copy()
         self.sent[number] = self.given[number] = False
         self.arrival[number] = np.arange(self.n_arrived, self.n_arrived + n)
         self.n_arrived += n
         return number
 
-    def _forget(self, numbers: Iterable[int]) -> None:
+    def _name(self, number: Int64[np.ndarray, "k"], hashed: Hashed) -> None:
+        """Let numbers be found by their objects."""
+        width = hashed.rows.shape[1]
+        if self._objects.width != width:  # of a storage that is laid out, or was laid out anew
+            self._objects = Objects(len(self.number), width)
+            hashed = self._objects.hashed(hashed.rows)
+        self._objects.put(number, hashed)
+
+    def _forget(self, number: Int64[np.ndarray, "m"]) -> None:
         """Let numbers be used again."""
-        number = np.fromiter(numbers, np.int64)
         self._unused[self._n_unused : self._n_unused + len(number)] = number
         self._n_unused += len(number)
-        deque(map(self._number_of.pop, self._key[number], repeat(None)), 0)
-        self._key[number] = None
+        self._objects.remove(number)
 
     # State.
 
@@ -199,11 +206,19 @@ class ObjectIndex:
         self.n_arrived = state["n_arrived"]
 
 
-def _first(keys: ObjectKeys) -> Int64[np.ndarray, "n"]:
-    """Return the position of the first of each that is the same; None is like nothing else."""
-    position: dict[bytes | None, int] = {}
-    first = np.fromiter(map(position.setdefault, keys, range(len(keys))), np.int64, len(keys))
-    if None in position:
-        is_object = np.fromiter((key is not None for key in keys), bool, len(keys))
-        first = np.where(is_object, first, np.arange(len(keys)))
-    return first
+def look_up(
+    held: Objects, objects: ObjectsInRows
+) -> tuple[Hashed, Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Return the slot of each row's object, -1 for none, and where the object comes first in rows.
+
+    A row that stands for no whole object is like no other. The whole ones come hashed, too.
+    """
+    columns, at = objects.columns, objects.at
+    if held.width != columns.shape[1]:  # objects of another layout are unknown
+        held = Objects(1, columns.shape[1])
+    hashed, found, twins = held.look_up(columns)
+    if len(at) == objects.n:
+        return hashed, found, twins
+    slot, first = np.full(objects.n, -1), np.arange(objects.n)
+    slot[at], first[at] = found, at[twins]
+    return hashed, slot, first

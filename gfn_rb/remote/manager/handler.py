@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.containers.objects import object_keys
+from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import (
     ArgumentError,
     PeerLostError,
@@ -237,13 +237,13 @@ class MessageHandler:
             return {"scored": n}
         if index.encoded is not None:
             rows = index.encoded.padded(rows)
-        keys = object_keys(rows)  # refuses rows that the index could not follow once stored
+        objects = objects_in(rows)  # refuses rows that the index could not follow once stored
         new = np.arange(n)
         if self._drops:
             # A checkpoint or its owner may have written to the buffer: the index is refreshed
             # before it is asked, and again once rows are in.
             self._feeder.offer(index.refresh())
-            new, known = index.new(keys)
+            new, known = index.new(objects)
             index.sent[known, sender] = True
         n_new, n_stored = len(new), 0
         if n_new:

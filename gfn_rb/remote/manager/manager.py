@@ -75,7 +75,7 @@ class ReplayBufferManager(MessageHandler):
         rows: example of rows that workers send, batch size [n]. The buffer is allocated for such
             rows, and others are refused. Default: the first rows that arrive decide.
         log_reward_below: upper limit of log-rewards; a batch that reaches it is refused. None for
-            no limit. NaN is always refused.
+            no limit. NaN and +inf are always refused.
         secret: :class:`~gfn_rb.checkpoint.Secret` of the checkpoint; None for a file without one.
 
     Attributes:

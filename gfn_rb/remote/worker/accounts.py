@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from gfn_rb.errors import RemoteError
@@ -26,14 +25,14 @@ class WorkerStatistics(Outcomes):
         offered: rows given to the worker.
         reduced: rows that identify no object, left out of a reduced payload.
         filtered: rows below the baseline, not sent.
-        skipped: rows not sent, because too many batches were unanswered, no manager was left, or
+        skipped: rows not sent, because too many batches were unanswered, their manager is lost, or
             the rows cannot be sent.
         sent: rows sent, one frame for each manager that owns any of them.
-        resent: rows sent again, because their manager was lost or returned.
+        resent: rows of the worker's buffer sent again, because their manager returned.
         batches: frames of rows sent.
         replies: replies to them.
         errors: replies with an error.
-        lost: rows sent that will not be answered; they may have been sent again.
+        lost: rows sent that will not be answered.
         fed: rows received for the manager-fed buffer.
         fed_duplicates: fed rows that were dropped because held or fed before.
         bytes_sent: size of all frames sent.
@@ -142,8 +141,6 @@ class SentShare(NamedTuple):
     batch: SentBatch
     manager: int
     n: int
-    rows: TensorDictBase
-    """Sent again to other managers if this one is lost."""
     at: Tensor | None
     """Positions of the rows in the batch, None for all."""
     deadline: Deadline

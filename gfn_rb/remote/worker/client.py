@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
 
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.errors import (
@@ -52,10 +51,10 @@ _NUMBERS: WeakKeyDictionary[Transport, Iterator[int]] = WeakKeyDictionary()
 class ManagerClient:
     """Base class of workers: sends each manager the rows that it owns, and accounts for each row.
 
-    A manager that does not answer in time is lost. Its unanswered rows are counted as lost and sent
-    again to their new owners, and so are the rows of this worker's buffer that it owned. A greeting
-    stays in the mailbox of a lost manager. When it answers that greeting, it is present again and
-    is sent the rows that it owns.
+    A manager that does not answer in time is lost. Its unanswered rows are counted as lost, and
+    further rows that it owns are not sent. A greeting stays in the mailbox of a lost manager. When
+    it answers that greeting, it is present again and is sent the rows of the worker's buffer that
+    it owns.
 
     Attributes:
         statistics: counters of the worker.
@@ -76,7 +75,6 @@ class ManagerClient:
         self.membership = Membership(managers)
         self.sent: dict[int, SentShare] = {}
         self._name = f"worker {transport.rank}"
-        self._has_several = len(managers) > 1
         self._channel = FrameChannel(transport, compact)
         self._timeout, self._shutdown = timeout, shutdown
         self._hello: dict[str, Any] | None = None
@@ -91,8 +89,8 @@ class ManagerClient:
         """Store rows that a manager fed."""
         raise NotImplementedError
 
-    def _moved(self, before: list[int], after: list[int]) -> Iterable[TensorDictBase]:
-        """Return the rows of the worker's buffer, as they are sent, that have another owner now."""
+    def _held(self) -> Iterable[TensorDictBase]:
+        """Return the rows of the worker's buffer, as they are sent."""
         raise NotImplementedError
 
     @property
@@ -171,54 +169,43 @@ class ManagerClient:
                 )
             self._welcome(checked_answer(answer, Kind.HELLO))
 
-    def _send(self, rows: TensorDictBase, store: bool, ready: Collection[int] | None = None) -> int:
-        """Send each row to the manager that owns it, of those ready; return how many were sent."""
-        self._n_batches += 1
-        sent = self._send_shares(SentBatch(rows.batch_size[0], store), rows, None, ready)
-        self.statistics.sent += sent
-        return sent
-
-    def _send_shares(
-        self,
-        batch: SentBatch,
-        rows: TensorDictBase,
-        at: Tensor | None,
-        ready: Collection[int] | None = None,
+    def _send(
+        self, rows: TensorDictBase, store: bool, ready: Collection[int], is_new: bool = True
     ) -> int:
-        """Send rows of a batch to their owners, and return how many could be handed over."""
-        start, sent, left = time.perf_counter(), 0, [(rows, at)]
-        while left and (managers := self.managers):
-            rows, at = left.pop()
-            is_one = len(managers) == 1
-            parts = [(managers[0], None)] if is_one else shares(rows, managers, self._n_batches - 1)
-            if ready is not None:
-                parts = [part for part in parts if part[0] in ready]
-            for i, (rank, mine) in enumerate(parts):
-                part = rows if mine is None else select_rows(rows, mine)
-                where = at if mine is None else mine if at is None else at[mine]
-                meta: dict[str, Any] = {"id": next(self._numbers), "store": batch.store}
-                if self._has_several:  # each is to feed an equal part of the quota, in turn
-                    each, more = divmod(self._quota, len(parts))
-                    is_more = (i + self._n_batches) % len(parts) < more
-                    meta["quota"] = each + is_more if batch.is_new and at is None else 0
-                deadline = Deadline(self._timeout, self._shutdown)
-                try:
-                    if rank not in self.managers:  # it was lost a moment ago
-                        raise PeerLostError(rank, self.membership[rank].why)
-                    handle = self._channel.send(rank, DATA_TAG, Kind.ITEMS, meta, part)
-                except PeerLostError as error:
-                    self._lose(rank, str(error))
-                    left.append((part, where))
-                    continue
-                # Counted only now: rows that could not be handed over were not sent.
-                n = part.batch_size[0]
-                self.sent[meta["id"]] = SentShare(batch, rank, n, part, where, deadline)
-                batch.unanswered += 1
-                sent += n
-                self.statistics.batches += 1
-                self.statistics.bytes_sent += handle.nbytes
+        """Send each row to the manager that owns it, of those ready; return how many were sent."""
+        start, sent, batch = time.perf_counter(), 0, SentBatch(rows.batch_size[0], store, is_new)
+        parts = shares(rows, self.membership, ready, self._n_batches)
+        for i, (rank, at) in enumerate(parts):
+            part = rows if at is None else select_rows(rows, at)
+            n, number = part.batch_size[0], next(self._numbers)
+            meta: dict[str, Any] = {"id": number, "store": store}
+            if len(self.membership) > 1:  # each is to feed an equal part of the quota, in turn
+                each, more = divmod(self._quota if is_new else 0, len(parts))
+                meta["quota"] = each + ((i + self._n_batches) % len(parts) < more)
+            deadline = Deadline(self._timeout, self._shutdown)
+            try:
+                handle = self._channel.send(rank, DATA_TAG, Kind.ITEMS, meta, part)
+            except PeerLostError as error:
+                self._lose(rank, str(error))
+                continue
+            # Counted only now: rows that could not be handed over were not sent.
+            self.sent[number] = SentShare(batch, rank, n, at, deadline)
+            batch.unanswered += 1
+            sent += n
+            self.statistics.batches += 1
+            self.statistics.bytes_sent += handle.nbytes
+        self._n_batches += 1
+        if is_new:
+            self.statistics.sent += sent
+        else:
+            self.statistics.resent += sent
         self.statistics.seconds_sending += time.perf_counter() - start
         return sent
+
+    def _send_again(self, managers: Collection[int]) -> None:
+        """Send the rows of the worker's buffer that some managers own."""
+        for rows in self._held() if managers else ():
+            self._send(rows, True, managers, is_new=False)
 
     def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
         """Send a question; a late answer to an earlier one is dropped."""
@@ -241,33 +228,24 @@ class ManagerClient:
 
     def _leave(self, limit: Deadline) -> None:
         """Say goodbye to all managers."""
-        start, silent = time.monotonic(), list[int]()
-        questions: dict[Kind, dict[str, Any]] = {Kind.GOODBYE: {}}
-        if self._has_several and self._hello is not None:
-            # A manager that is found to be lost only now owned rows that the others are to have.
-            questions = {Kind.HELLO: self._hello, **questions}
-        for kind, meta in questions.items():
-            answers = self._ask_all(kind, meta, limit)
-            silent = [rank for rank, answer in answers.items() if answer is None]
-            for rank, answer in answers.items():
-                try:
-                    _ = answer and checked_answer(answer, kind)
-                except GfnRbError as error:
-                    why = rank, kind.name, error
-                    log.warning("%s: manager %d refuses a %s: %s", self._name, *why)
-            if kind == Kind.HELLO:
-                self._settle(limit)
+        start = time.monotonic()
+        answers = self._ask_all(Kind.GOODBYE, {}, limit)
+        for rank, answer in answers.items():
+            try:
+                _ = answer and checked_answer(answer, Kind.GOODBYE)
+            except GfnRbError as error:
+                log.warning("%s: manager %d refuses a goodbye: %s", self._name, rank, error)
+        silent = [str(rank) for rank, answer in answers.items() if answer is None]
         if silent:
             n, seconds = len(silent), time.monotonic() - start
             log.warning(
                 "%s: left after %.1f s, before manager%s %s answered",
-                *(self._name, seconds, "s" * (n > 1), ", ".join(map(str, silent))),
+                *(self._name, seconds, "s" * (n > 1), ", ".join(silent)),
             )
         self._channel.flush(limit.remaining, self.membership.lost)
 
     def _lose(self, rank: int, why: str) -> None:
-        """Count a manager as lost, and send the rows that it owned to their new owners."""
-        before = self.managers
+        """Count a manager as lost, and its unanswered rows."""
         if not self.membership.leave(rank, LOST, why):
             return  # it is lost already, or no manager but another worker that is done
         left = f"managers {self.managers}" if self.managers else "its own buffer alone"
@@ -275,17 +253,7 @@ class ManagerClient:
         if self._hello is not None:
             with suppress(PeerLostError):  # it may only be slow, and answer some day
                 self._post(rank, Kind.HELLO, self._hello)
-        for share in [self._close(number) for number in self.unanswered_by(rank)]:
-            self.statistics.lost += share.n
-            self.statistics.resent += self._send_shares(share.batch, share.rows, share.at)
-            self._finish(share.batch)
-        self._send_moved(before)
-
-    def _send_moved(self, before: list[int]) -> None:
-        """Send the rows of the worker's buffer that another manager owns than before."""
-        for rows in self._moved(before, self.managers) if self.managers else ():
-            batch = SentBatch(len(rows), store=True, is_new=False)
-            self.statistics.resent += self._send_shares(batch, rows, None)
+        self._give_up(self.unanswered_by(rank))
 
     # Receiving.
 
@@ -324,7 +292,6 @@ class ManagerClient:
         if message.kind != Kind.HELLO or rank not in self.membership:
             log.warning("%s: ignored a frame of rank %d", self._name, rank)
             return
-        before = self.managers
         try:
             self._welcome(message)
         except RemoteError as error:
@@ -332,7 +299,7 @@ class ManagerClient:
             return
         self.membership.seen(rank)
         log.warning("%s: manager %d is back", self._name, rank)
-        self._send_moved(before)
+        self._send_again([rank])
 
     def _welcome(self, answer: ReceivedFrame) -> None:
         """Use a manager's answer to a greeting."""

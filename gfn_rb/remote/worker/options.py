@@ -5,19 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import as_count, require_choice, require_kind
 from gfn_rb.containers.convert import merged_rows
-from gfn_rb.containers.objects import ObjectKeys, object_keys, stand_alone
+from gfn_rb.containers.objects import objects_in, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.feeding.object_index import ObjectIndex
+from gfn_rb.remote.feeding.object_index import ObjectIndex, look_up
 from gfn_rb.remote.feeding.subscriber import MAX_QUOTA, POLICIES
 from gfn_rb.remote.protocol.ownership import batches_of
 from gfn_rb.remote.worker.client import ManagerClient
@@ -102,16 +103,6 @@ def require_fit(pending: TensorDictBase, rows: TensorDictBase) -> None:
         raise type(error)(f"items do not go with those added before: {error}") from None
 
 
-def first_new(keys: ObjectKeys, known: Collection[bytes | None] = ()) -> list[int]:
-    """Return where each object that is not known occurs first, and all rows of no object."""
-    at: dict[bytes | None, int] = {}
-    return [
-        i
-        for i, key in enumerate(keys)
-        if key is None or (key not in known and at.setdefault(key, i) == i)
-    ]
-
-
 class BaselineFilter:
     """Filter that drops rows below the managers' baseline.
 
@@ -186,7 +177,8 @@ class Subscription:
         self.policy = policy
         self.own = own
         self._room = buffer.storage.max_size  # rows that are kept for take() at most
-        self._known: dict[bytes | None, None] | None = None  # held or fed, in order of arrival
+        self._known: Objects | None = None  # held or fed, in a ring
+        self._n_remembered = 0
         self._untaken: deque[TensorDictBase] = deque()
         self._n_untaken = 0
 
@@ -205,27 +197,39 @@ class Subscription:
         Returns:
             Number of rows dropped.
         """
-        keys = object_keys(rows)
+        objects = objects_in(rows)
         if self._known is None:
-            held = (key for batch in batches_of(self.buffer) for key in object_keys(batch))
-            self._known = dict.fromkeys(held)
-        known, new = self._known, first_new(keys, self._known)
+            self._known = Objects(_REMEMBERED + 2 * self._room, objects.columns.shape[1])
+            for batch in batches_of(self.buffer):
+                self._remember(self._known.hashed(objects_in(batch).columns))
+        hashed, slot, first = look_up(self._known, objects)
+        is_new = (slot < 0) & (first == np.arange(objects.n))
         if local is not None:
             local.refresh()
-            new = [new[i] for i in (local.find([keys[i] for i in new]) < 0).nonzero()[0].tolist()]
-        if new:
-            fed = rows if len(new) == len(rows) else select_rows(rows, torch.tensor(new))
+            is_new &= local.find(objects) < 0
+        at = is_new.nonzero()[0]
+        if n_new := len(at):
+            fed = rows
+            if n_new < objects.n:
+                fed = select_rows(rows, torch.from_numpy(at))
+                hashed = hashed.select(is_new[objects.at].nonzero()[0])
             # Kept for take() as well: the buffer's writer may not keep them all.
             self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
             self._untaken.append(fed)
-            self._n_untaken += len(new)
+            self._n_untaken += n_new
             while self._n_untaken - (oldest := len(self._untaken[0])) >= self._room:
                 self._untaken.popleft()
                 self._n_untaken -= oldest
-            known.update(dict.fromkeys([keys[i] for i in new]))
-            for key in [*islice(known, max(0, len(known) - _REMEMBERED - 2 * self._room))]:
-                del known[key]
-        return len(rows) - len(new)
+            self._remember(hashed)
+        return objects.n - n_new
+
+    def _remember(self, hashed: Hashed) -> None:
+        """Know objects from now on, in place of those known for longest."""
+        known = self._known
+        if known is not None and known.width == hashed.rows.shape[1]:
+            slot = (self._n_remembered + np.arange(len(hashed.code))) % known.capacity
+            known.put(slot, hashed)
+            self._n_remembered += len(slot)
 
     def take(self) -> TensorDictBase | None:
         """Return the rows stored since the last call, as ``ReplayBufferWorker.take_fed`` does."""

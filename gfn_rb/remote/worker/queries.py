@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 
 from gfn_rb.arguments import require_kind
-from gfn_rb.containers.objects import object_keys
+from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import TransportTimeoutError
+from gfn_rb.kernels.objects import Objects
 from gfn_rb.keys import LOG_REWARD
+from gfn_rb.remote.feeding.object_index import look_up
 from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.protocol.messages import METADATA_TAG, Kind
 from gfn_rb.remote.protocol.ownership import check_ranks
 from gfn_rb.remote.worker.client import answer_of, checked_answer
-from gfn_rb.remote.worker.options import first_new, join_batches
+from gfn_rb.remote.worker.options import join_batches
 from gfn_rb.transports.base import Transport
 
 
@@ -81,7 +84,9 @@ class ManagerQueries:
         rows = batches[0]
         rows = rows[rows.get(LOG_REWARD).reshape(-1).argsort(descending=True, stable=True)]
         with answer_of(answers[0].source):
-            return rows[torch.tensor(first_new(object_keys(rows))[: answers[0].meta["capacity"]])]
+            *_, first = look_up(Objects(1, 0), objects_in(rows))
+            at = (first == np.arange(len(first))).nonzero()[0][: answers[0].meta["capacity"]]
+            return rows[torch.from_numpy(at)]
 
     def _ask(self, ranks: Sequence[int], kind: Kind, timeout: float) -> list[ReceivedFrame]:
         for rank in check_ranks("manager", ranks, self.transport):

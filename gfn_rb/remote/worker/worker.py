@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal, TypeAlias, get_args
 
-import torch
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import ReplayBuffer
 
@@ -19,7 +18,7 @@ from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.protocol.ownership import batches_of, check_ranks, owners
+from gfn_rb.remote.protocol.ownership import batches_of, check_ranks
 from gfn_rb.remote.worker.accounts import Reply
 from gfn_rb.remote.worker.client import ManagerClient
 from gfn_rb.remote.worker.options import (
@@ -45,8 +44,8 @@ class ReplayBufferWorker(ManagerClient):
     """Adds items to a local buffer, and sends each item to the manager that owns it.
 
     A hash of the object determines the owner. Several managers together hold each object once, and
-    all feed every worker. When a manager is lost, the others own its objects. The worker sends
-    them its unanswered rows, and the rows of the local buffer that it owned.
+    all feed every worker. Rows of a lost manager stay in the local buffer. When the manager is
+    back, the worker sends it the rows of the local buffer that it owns.
 
     Items are added to the local buffer before anything is sent. Without any manager left, the
     worker continues alone. :attr:`statistics` accounts for every row.
@@ -223,7 +222,7 @@ class ReplayBufferWorker(ManagerClient):
         an earlier :meth:`extend`, whose form the rows take. If a buffer stores them in another
         form, that is logged instead.
         """
-        self._send_moved([])
+        self._send_again(self.managers)
 
     def take_fed(self) -> TensorDictBase | None:
         """Return the new fed rows since the last call, in the order of arrival.
@@ -254,7 +253,7 @@ class ReplayBufferWorker(ManagerClient):
             limit = Deadline(timeout, self._shutdown)
             if self._pending:  # sent only when their replies can be awaited
                 self._settle(limit)
-                self._send_pending()
+                self._send_pending(self.managers)
             self._settle(limit)
         return self._take_replies()
 
@@ -291,7 +290,7 @@ class ReplayBufferWorker(ManagerClient):
 
     # Sending.
 
-    def _send_pending(self, ready: Collection[int] | None = None) -> bool:
+    def _send_pending(self, ready: Collection[int]) -> bool:
         """Send pending rows, reduced and filtered; return whether any were sent."""
         batches, self._pending = self._pending, []
         left = sum([rows.batch_size[0] for rows in batches])
@@ -311,8 +310,8 @@ class ReplayBufferWorker(ManagerClient):
             self.statistics.skipped += left
         return sent > 0
 
-    def _moved(self, before: list[int], after: list[int]) -> Iterator[TensorDictBase]:
-        """Yield the rows of the local buffer, as they are sent, that have another owner now."""
+    def _held(self) -> Iterator[TensorDictBase]:
+        """Yield the rows of the local buffer, as they are sent; nothing if these have no owner."""
         if self.buffer is None or self.payload == "scoring":
             return
         for rows in batches_of(self.buffer):
@@ -323,10 +322,8 @@ class ReplayBufferWorker(ManagerClient):
                 return
             if terminating_states(rows) is None:
                 return  # transitions have no owner
-            moved = owners(rows, after) != (owners(rows, before) if before else None)
-            if moved.any():
-                moving = rows.select(*self._sent_keys)[torch.from_numpy(moved)]
-                yield reduce_to_states(moving) if self.payload == "terminating" else moving
+            rows = rows.select(*self._sent_keys)
+            yield reduce_to_states(rows) if self.payload == "terminating" else rows
 
     # What comes back.
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -5,7 +6,7 @@ from remote.remote_runs import objects, trajectories, transitions
 from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.containers.objects import object_keys
+from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.remote.feeding.object_index import ObjectIndex
 
@@ -14,7 +15,7 @@ VALUES = range(8)
 
 
 def keys(values):
-    return object_keys(objects(values))
+    return objects_in(objects(values))
 
 
 def visited(values, whole):
@@ -25,6 +26,10 @@ def visited(values, whole):
 def known(index, values):
     """Those of some values that are known."""
     return [v for v, number in zip(values, index.find(keys(values)), strict=True) if number >= 0]
+
+
+def held(index):
+    return index._objects.holds(np.arange(index._objects.capacity)).sum()
 
 
 def column(index, name, rows, *rank):
@@ -73,7 +78,7 @@ class Model:
 
     def check(self, index):
         assert known(index, VALUES) == sorted(self.known)
-        assert len(index._number_of) == len(self.known)
+        assert held(index) == len(self.known)
         number = index.number[: len(self.rows)].tolist()
         assert (index.number[len(self.rows) :] == -1).all()
         assert len({*number}) == len(self.known) + self.rows.count(None)
@@ -139,8 +144,8 @@ def test_what_is_no_object_is_not_held():
     index = ObjectIndex(rb)
     rb.extend(transitions([1, 2]))
     assert index.refresh().tolist() == [0, 1]
-    parts = object_keys(transitions([1, 1]))
-    assert len(index._number_of) == 0
+    parts = objects_in(transitions([1, 1]))
+    assert held(index) == 0
     assert (index.find(parts) == -1).all()
     assert index.new(parts)[0].tolist() == [0, 1]
 
@@ -156,7 +161,7 @@ def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
             index.refresh()
     rb[1:2] = trajectories([8])
     assert index.refresh().tolist() == [0, 1, 2]
-    assert (index.find(object_keys(trajectories([5, 6, 7, 8]))) >= 0).tolist() == [
+    assert (index.find(objects_in(trajectories([5, 6, 7, 8]))) >= 0).tolist() == [
         *(True, False, True, True)
     ]
 
@@ -184,7 +189,7 @@ def test_new_objects_are_named_once_and_in_order():
     five, six = index.find(keys([5, 6])).tolist()
     assert repeats.tolist() == [five, six, five]
     assert five != six
-    assert index.new(object_keys(visited([8, 8, 7, 7, 8], [0, 1, 1, 0, 1])))[0].tolist() == [
+    assert index.new(objects_in(visited([8, 8, 7, 7, 8], [0, 1, 1, 0, 1])))[0].tolist() == [
         *(0, 1, 2, 3)
     ]
 

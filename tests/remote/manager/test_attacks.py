@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
+from factories import object_names
 from remote.remote_runs import group, objects, trajectories, values_of
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
-from gfn_rb.containers.objects import object_keys
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
@@ -189,15 +189,12 @@ def test_what_cannot_be_stored_is_refused_whole_and_not_scored(kind, caplog):
     scene.check_alive(8)
 
 
-def test_infinite_rewards_have_to_be_asked_for():
-    infinite = objects([1, 2], [math.inf, 1.0])
-    answer = Scene(fifo_buffer(9)).attack(rows=infinite)
-    assert message_of(answer) == (
-        "ArgumentError: key 'log_reward' must be below inf, got up to inf in 1 of 2 items: nothing "
-        "was written"
-    )
-    scene = Scene(fifo_buffer(9), log_reward_below=None)
-    assert scene.attack(rows=infinite).meta["outcomes"]["stored"] == 2
+def test_rewards_may_be_bounded_and_are_never_infinite():
+    for limit in (math.inf, None):
+        answer = Scene(fifo_buffer(9), log_reward_below=limit).attack(
+            rows=objects([1, 2], [math.inf, 1.0])
+        )
+        assert message_of(answer).startswith("NaNError: key 'log_reward' is +inf in 1 of 2 items")
     scene = Scene(fifo_buffer(9), log_reward_below=5.0)
     assert scene.attack(rows=objects([4])).meta["outcomes"]["stored"] == 1
     assert scene.attack(rows=objects([5])).meta["outcomes"] == {"refused": 1}
@@ -349,4 +346,4 @@ def test_a_state_of_odd_strides_is_an_object_too():
     rows = trajectories([1], length=3).set("state", state)
     assert scene.attack(rows=rows).meta["outcomes"]["stored"] == 1
     flat = torch.zeros(4, dtype=torch.bfloat16).as_strided((2, 1), (1, 4))
-    assert object_keys(objects([1, 2]).set("state", flat)) == [b"\0" * 8] * 2
+    assert object_names(objects([1, 2]).set("state", flat)) == [b"\0" * 8] * 2

@@ -2,14 +2,13 @@ import logging
 
 import pytest
 import torch
-from remote.remote_runs import group, objects
+from remote.remote_runs import group, objects, owners_of
 from tensordict import TensorDict
 
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ReplayBufferWorker
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.remote.protocol.ownership import owners
 from gfn_rb.transports.deadline import Deadline
 
 
@@ -22,7 +21,7 @@ class Scene:
         self.client, self.fed = ReplayBufferWorker(mine, [*self.managers], timeout=timeout), []
         self.client._feed = self.fed.append
         if held is not None:
-            self.client._moved = held
+            self.client._held = held
         self.count = self.client.statistics
 
     def connect(self, terms):
@@ -30,6 +29,9 @@ class Scene:
             link.send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
         self.client._greet(terms)
         assert all(link.receive().kind == Kind.HELLO for link in self.managers.values())
+
+    def send(self, values):
+        return self.client._send(objects(values), True, self.client.managers)
 
     def answer(
         self, rank, to, outcomes, baseline=None, fed=None, scores=None, numbers=None, **more
@@ -41,7 +43,7 @@ class Scene:
 
 def of(owner, n=1, managers=(1, 2)):
     """The first values whose objects a manager owns, of these."""
-    found = owners(objects(range(99)), managers)
+    found = owners_of(objects(range(99)), managers)
     return [value for value in range(99) if found[value] == owner][:n]
 
 
@@ -52,13 +54,13 @@ def numbers(link):
 def test_each_row_goes_to_its_owner_in_one_frame():
     scene = Scene(2)
     (a, b), (c,) = of(1, 2), of(2)
-    assert scene.client._send(objects([a, c, b]), store=True) == 3
+    assert scene.send([a, c, b]) == 3
     first, second = (link.receive() for link in scene.managers.values())
     assert first.rows["state"][:, 0].tolist() == [a, b]
     assert second.rows["state"][:, 0].tolist() == [c]
     assert [first.meta["id"], second.meta["id"]] == [1, 2]
     assert (scene.client.unanswered, scene.count.sent, scene.count.batches) == (1, 3, 2)
-    assert scene.client._send(objects([b]), store=True) == 1
+    assert scene.send([b]) == 1
     assert scene.managers[2].receive() is None  # who owns nothing is not bothered
     assert (scene.client.unanswered, scene.count.batches) == (2, 3)
 
@@ -66,7 +68,7 @@ def test_each_row_goes_to_its_owner_in_one_frame():
 def test_answers_of_several_managers_are_one_reply():
     scene = Scene(2)
     (a, b), (c,) = of(1, 2), of(2)
-    scene.client._send(objects([a, c, b]), store=True)
+    scene.send([a, c, b])
     each = [TensorDict({"each": torch.tensor(v)}, [len(v)]) for v in ([1.0, 3.0], [2.0])]
     scene.answer(2, 2, {"rejected": 1}, 5.0, scores=each[1], numbers={"mean": 4.0})
     scene.client.collect()
@@ -85,7 +87,7 @@ def test_answers_of_several_managers_are_one_reply():
 def test_rows_whose_manager_gave_no_scores_have_none():
     scene = Scene(2)
     (a,), (c,) = of(1), of(2)
-    scene.client._send(objects([a, c]), store=True)
+    scene.send([a, c])
     scene.answer(1, 1, {"stored": 1}, scores=TensorDict({"each": torch.tensor([7])}, [1]))
     scene.answer(2, 2, {"stored": 1}, error={"type": "ValueError", "message": "of a test"})
     scene.client.collect()
@@ -97,7 +99,7 @@ def test_rows_whose_manager_gave_no_scores_have_none():
 
 def test_items_are_taken_of_an_answer_to_what_was_given_up():
     scene = Scene()
-    scene.client._send(objects([1]), store=True)
+    scene.send([1])
     scene.client._settle(Deadline(0.0))
     scene.answer(1, 1, {"stored": 1}, fed=objects([7]))
     scene.client.collect()
@@ -105,55 +107,48 @@ def test_items_are_taken_of_an_answer_to_what_was_given_up():
     assert scene.fed[0]["state"].tolist() == [[7, 0]]
 
 
-def test_what_a_lost_manager_has_not_answered_is_sent_again():
+def test_rows_of_a_lost_manager_are_lost_and_then_skipped():
     scene = Scene(2)
     (a,), (c,) = of(1), of(2)
-    scene.client._send(objects([a, c]), store=True)
+    scene.send([a, c])
     assert numbers(scene.managers[2]) == [c]
     scene.client._lose(1, "of a test")
-    assert numbers(scene.managers[2]) == [a]
-    assert (scene.count.sent, scene.count.lost, scene.count.resent) == (2, 1, 1)
-    assert scene.client.unanswered == 1
-    scores = [TensorDict({"each": torch.tensor([v])}, [1]) for v in (2.0, 1.0)]
-    for number, row in zip((2, 3), scores, strict=True):
-        scene.answer(2, number, {"stored": 1}, scores=row)
+    assert (scene.count.sent, scene.count.lost, scene.client.unanswered) == (2, 1, 1)
+    scene.answer(2, 2, {"stored": 1}, scores=TensorDict({"each": torch.tensor([2.0])}, [1]))
     scene.client.collect()
     (reply,) = scene.client._replies
-    assert reply.scores["each"].tolist() == [1.0, 2.0]
-    assert (reply.managers, scene.count.stored, scene.client.unanswered) == ((2,), 2, 0)
+    assert reply.scores["each"].nan_to_num(-1.0).tolist() == [-1.0, 2.0]
+    assert (reply.managers, scene.count.stored, scene.client.unanswered) == ((2,), 1, 0)
+    assert scene.send([a, c]) == 1
+    assert numbers(scene.managers[2]) == [c]
 
 
-def test_rows_held_here_move_with_their_owner_and_back(caplog):
-    calls = []
-
-    def held(before, after):
-        calls.append((before, after))
-        yield objects([7, 8])
-
-    scene = Scene(2, held=held)
-    scene.connect(None)
+def test_rows_held_here_are_sent_to_their_owner_when_it_is_back(caplog):
+    values = of(1, 2) + of(2)
+    scene = Scene(2, held=lambda: iter([objects(values)]))
+    scene.connect({"quota": 5, "policy": "top"})
     scene.client._lose(1, "of a test")
-    assert calls == [([1, 2], [2])]
-    sent = scene.managers[2].receive()
-    assert sent.rows["state"][:, 0].tolist() == [7, 8]
-    scene.answer(2, sent.meta["id"], {"stored": 2})
-    scene.client.collect()
-    assert scene.client._replies == []  # nobody waits for these
-    greeting = scene.managers[1].receive()
-    assert greeting.kind == Kind.HELLO  # was left for it to answer
+    assert scene.managers[1].receive().kind == Kind.HELLO  # was left for it to answer
+    assert scene.managers[2].receive() is None
     scene.managers[1].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL, "baseline": 3.0})
     scene.client.collect()
     assert "worker 0: manager 1 is back" in caplog.text
     assert (scene.client.managers, scene.client.baseline) == ([1, 2], None)  # that of 2 is unknown
-    assert calls[1:] == [([2], [1, 2])]
-    assert (scene.count.sent, scene.count.resent, scene.count.stored) == (0, 4, 2)
+    sent = scene.managers[1].receive()
+    assert sent.rows["state"][:, 0].tolist() == values[:2]
+    assert sent.meta["quota"] == 0
+    scene.answer(1, sent.meta["id"], {"stored": 2})
+    scene.client.collect()
+    assert scene.client._replies == []  # nobody waits for these
+    assert scene.managers[2].receive() is None
+    assert (scene.count.sent, scene.count.resent, scene.count.stored) == (0, 2, 2)
 
 
 def test_the_baseline_is_the_lowest_of_the_managers_that_are_not_lost():
     scene, baselines = Scene(2), []
     (a,), (b,) = of(1), of(2)
     for first, second in ((3.0, None), (3.0, 2.0), (1.0, 2.0)):
-        scene.client._send(objects([a, b]), store=True)
+        scene.send([a, b])
         number = max(scene.client.sent)
         scene.answer(1, number - 1, {"stored": 1}, first)
         scene.answer(2, number, {"stored": 1}, second)
@@ -166,9 +161,9 @@ def test_the_baseline_is_the_lowest_of_the_managers_that_are_not_lost():
 def test_managers_feed_equal_parts_of_a_quota():
     scene = Scene(2)
     scene.connect({"quota": 5, "policy": "top"})
-    rows, quotas = objects(of(1) + of(2)), []
+    values, quotas = of(1) + of(2), []
     for _ in range(2):
-        scene.client._send(rows, store=True)
+        scene.send(values)
         quotas.append([link.receive().meta["quota"] for link in scene.managers.values()])
     assert sorted(quotas) == [[2, 3], [3, 2]]
 
@@ -184,15 +179,12 @@ def test_an_answer_that_comes_too_late_answers_no_other_question():
 
 def test_a_manager_that_does_not_answer_is_given_up(caplog):
     scene = Scene(2, timeout=0.1)
-    values = of(1, 2)
-    scene.client._send(objects(values), store=True)
+    scene.send(of(1, 2))
     with caplog.at_level(logging.WARNING):
         assert scene.client.wait()
-    assert scene.client.managers == []  # the other one does not answer what is sent again
-    assert (scene.count.lost, scene.count.resent) == (4, 2)
+    assert (scene.client.managers, scene.count.lost, scene.count.resent) == ([2], 2, 0)
     assert "manager 1 is lost: it did not answer within 0.1 s" in caplog.text
-    assert numbers(scene.managers[2]) == values
-    assert scene.client._send(objects([3]), store=True) == 0
+    assert scene.send(of(1, 2)) == 0
 
 
 @pytest.mark.parametrize("closes", [True, False])
