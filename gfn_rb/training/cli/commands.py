@@ -296,12 +296,14 @@ def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
 def _conclude(result: gfn_rb.training.session.run.RunResult | None, is_viewed: bool = False) -> int:
     if result is None:  # another rank speaks for this one
         return 0
-    from gfn_rb.training.cli.tables import ranks_lines, result_lines
+    from gfn_rb.training.cli.tables import ranks_lines, result_lines, warning_lines
 
     folder = result.folder
     if result.stopped_by is not None:
         return 128 + result.stopped_by
     print(*result_lines(result.trainer, result.row), *ranks_lines(folder), sep="\n")
+    for line in warning_lines([*result.trainer.history, result.row]):
+        print(line, file=sys.stderr)
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
     if is_viewed:

@@ -18,6 +18,8 @@ _DISTANCES = {
     "jensen_shannon_distance": "Jensen-Shannon distance",
 }
 _DRAWS = 1000
+_SETTLED = 0.5  # nats by which log Z may move in the last quarter of a run
+_FITTED = 10.0  # a loss above it: residuals are about four nats and more
 _OTHERS = {
     "spearman": "Spearman, log P(x) with log R(x)",
     "pearson": "Pearson, log P(x) with log R(x)",
@@ -55,6 +57,23 @@ def result_lines(trainer: gfn_rb.training.trainer.Trainer, row: Mapping[str, Any
         "wall time": f"{total:.1f} s",
     }
     yield from described(title, {**values, **times})
+
+
+def warning_lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
+    """Yield what the rows of metrics of a run show to be unfinished, each with a remedy."""
+    last = rows[-1]
+    past = [row for row in rows if row["step"] <= 0.75 * last["step"]]
+    moved = last["log_z"] - past[-1]["log_z"] if past and last["log_z"] is not None else 0.0
+    if abs(moved) > _SETTLED:
+        yield (
+            f"warning: log Z moved by {moved:+.2f} nats in the last quarter of the run: raise "
+            "--steps or --lr-log-z"
+        )
+    if last["loss"] is not None and last["loss"] > _FITTED:
+        yield (
+            f"warning: the loss is still {last['loss']:,.1f}, a fitted policy's is near 0: raise "
+            "--steps or --lr"
+        )
 
 
 def _replay(trainer: gfn_rb.training.trainer.Trainer) -> dict[str, str]:

@@ -105,7 +105,7 @@ def test_what_is_not_written_at_the_end_is_a_failure_beside_the_results(capsys, 
 
 
 TOGETHER = (  # so that each option has an effect
-    "--draw softmax --draw.temperature 2.5 --draw.temperature-end 0.5 --anneal exponential "
+    "--temperature 1.5 --draw softmax --draw.temperature 2.5 --draw.temperature-end 0.5 --anneal exponential "
     "--anneal.steps 7 --teacher 0.5 --teacher.c 3.0 --teacher.alpha 0.5 --keep diverse "
     "--keep.cutoff 2.0 --loss subtb --subtb-lambda 0.8 --log-z 1.5 --regression linex "
     "--linex-alpha 0.5",
@@ -149,7 +149,7 @@ def test_every_option_reaches_the_configuration(monkeypatch):
 def test_options_of_other_kinds_are_refused_by_name(capsys):
     for words, why in (
         ("--draw.temperature 2", "--draw.temperature belongs to --draw softmax, got --draw rank"),
-        ("--temperature=2", "--draw.temperature belongs to --draw softmax, got --draw rank"),
+        ("--cutoff=1", "--keep.cutoff belongs to --keep diverse, got --keep top"),
         ("--draw uniform --draw.k 1", "--draw.k belongs to --draw rank, got --draw uniform"),
         ("--keep.cutoff 1", "--keep.cutoff belongs to --keep diverse, got --keep top"),
     ):

@@ -11,7 +11,7 @@ from gfn_rb.checkpoint import save_checkpoint, save_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli import main
 from gfn_rb.training.cli.inspection import inspection
-from gfn_rb.training.cli.tables import ranks_lines, result_lines
+from gfn_rb.training.cli.tables import ranks_lines, result_lines, warning_lines
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 ROW = {
@@ -164,3 +164,15 @@ def test_what_each_rank_did_stands_below(tmp_path):
         "manager 3": "80 1,000 950",
         "ranks": "reward calls modes found total variation sent fed received stored",
     }
+
+
+def test_a_run_that_is_not_done_is_told_the_remedy():
+    rows = [{"step": n, "log_z": n / 100, "loss": 20.0} for n in (250, 750, 1000)]
+    log_z, loss = warning_lines(rows)
+    assert log_z == (
+        "warning: log Z moved by +2.50 nats in the last quarter of the run: raise --steps or "
+        "--lr-log-z"
+    )
+    assert loss.startswith("warning: the loss is still 20.0")
+    assert not [*warning_lines([{**row, "log_z": 3.0, "loss": 0.5} for row in rows])]
+    assert not [*warning_lines([{"step": 10, "log_z": None, "loss": None}])]  # flow matching
