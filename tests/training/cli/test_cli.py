@@ -105,12 +105,13 @@ def test_what_is_not_written_at_the_end_is_a_failure_beside_the_results(capsys, 
 
 
 TOGETHER = (  # so that each option has an effect
-    "--temperature 1.5 --draw softmax --draw.temperature 2.5 --draw.temperature-end 0.5 --anneal exponential "
+    "--draw softmax --draw.temperature 2.5 --draw.temperature-end 0.5 --anneal exponential "
     "--anneal.steps 7 --teacher 0.5 --teacher.c 3.0 --teacher.alpha 0.5 --keep diverse "
     "--keep.cutoff 2.0 --loss subtb --subtb-lambda 0.8 --log-z 1.5 --regression linex "
     "--linex-alpha 0.5",
     "--draw=quantile --draw.top-fraction 0.3 --draw.top-share 0.6 --keep recent --keep.no-unique "
-    "--lr-log-z 0.2 --epsilon 0.1 --epsilon-end 0.2 --lr 0.01 --lr-end 0.1 --clip-grad-norm 1.0",
+    "--lr-log-z 0.2 --epsilon 0.1 --epsilon-end 0.2 --lr 0.01 --lr-end 0.1 --clip-grad-norm 1.0 "
+    "--temperature 1.5",
     "--draw rank --draw.k 0.1 --managers 1 --managers.send awaited --managers.send-every 2 "
     "--managers.baseline min --managers.journal --feed top --feed.quota 32 --patience 60.0 "
     "--max-age 9 --capacity 64 --compact none",
