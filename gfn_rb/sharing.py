@@ -393,10 +393,15 @@ def _record(storage: Storage, slot: Int64[Tensor, "*k"], names: tuple[str, ...])
             recorder.record(slot)
 
 
-def require_own_storage(storage: Storage, writer: Any) -> None:
-    """Raise if this process was forked, and does not share a storage with its parent."""
-    if _PROCESSES.setdefault(storage, os.getpid()) != os.getpid():
-        _check_shared(storage, writer if isinstance(writer, SlotState) else None)
+def _release_locks() -> None:
+    """Forget writes in progress: this child of a fork has none of the threads that hold locks."""
+    for storage in _PROCESSES:
+        vars(storage).pop(_STEP, None)
+        for rb in compat.attached_buffers(storage):
+            compat.set_replay_lock(rb, threading.RLock())
+
+
+os.register_at_fork(after_in_child=_release_locks)
 
 
 def _check_shared(storage: Storage, writer: SlotState | None) -> None:

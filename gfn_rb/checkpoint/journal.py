@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import secrets
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -129,7 +128,6 @@ class Journal:
         self._revision = compat.mutation_revision(rb.storage)  # after the last recorded change
         keep_journal(rb, self)
         rb.journal, rb.empty = self, self._empty
-        _opened.add(self)
         atexit.register(_close, weakref.ref(self))
 
     def _begin(self) -> None:
@@ -365,15 +363,3 @@ _NO_SLOT = torch.empty(0, dtype=torch.int64)
 def _close(journal: weakref.ref[Journal]) -> None:
     if alive := journal():
         alive.close()
-
-
-_opened: weakref.WeakSet[Journal] = weakref.WeakSet()
-
-
-def _release_locks() -> None:
-    """Release what a thread held when the process was forked, which this child does not have."""
-    for journal in _opened:
-        compat.set_replay_lock(journal._rb, threading.RLock())
-
-
-os.register_at_fork(after_in_child=_release_locks)

@@ -40,6 +40,14 @@ from gfn_rb.storages import EncodedStorage, is_laid_out
 DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})
 _Entry = tuple[torch.Size, torch.dtype | None]  # of a row; None where there is no tensor
 _DEVICE = attrgetter("device")
+COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+# What torch reads and writes by index, on all devices; float8, unsigned and narrower ones not.
+DTYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.bfloat16, torch.float16, torch.float32, torch.float64, *COMPLEX),
+    }
+)
 _EXACT = 2**53  # up to which integers are floats
 
 
@@ -279,8 +287,11 @@ class RowLayout:
     def check(self, data: Rows, storage: Storage) -> Rows:
         """Return the rows without bookkeeping and gradients, compared with what is stored."""
         if isinstance(storage, ListStorage):
+            _check_dtypes(data, storage)
             return _without(data, self._dropped.intersection(data.keys())).detach()
         if isinstance(storage, EncodedStorage):
+            if not storage.initialized:
+                _check_dtypes(data, storage)
             stored = compat.all_slots(storage) if storage.initialized else {}
             dropped = self._dropped.intersection(data.keys()).difference(stored.keys())
             return storage.padded(_without(data, dropped))
@@ -300,6 +311,7 @@ class RowLayout:
         for name in (*drawn, INDEX):
             entries.pop(name, None)
         if not self._entries:  # the first rows lay it out
+            _check_dtypes(data, storage)
             needs_tensors = is_recorded(storage) or isinstance(storage, LazyMemmapStorage)
             others = [name for name, (_, dtype) in entries.items() if dtype is None]
             if needs_tensors and others:
@@ -310,6 +322,19 @@ class RowLayout:
         elif entries != self._entries:
             _explain(entries, self._entries)
         return data
+
+
+def _check_dtypes(data: Any, storage: Storage) -> None:
+    """Raise unless torch can write and draw rows of the dtypes, which it cannot of all it has."""
+    for name, value in data.items(True, True):
+        dtype = getattr(value, "dtype", None)
+        is_mapped = isinstance(storage, LazyMemmapStorage) and dtype in COMPLEX
+        if isinstance(dtype, torch.dtype) and (is_mapped or dtype not in DTYPES):
+            where = " in memory-mapped files" if is_mapped else ""
+            raise ShapeError(
+                f"key {name!r} must have a dtype that rows can have, got {dtype}, of which torch "
+                f"cannot copy rows{where}: view it as torch.{'float32' if is_mapped else 'uint8'}"
+            )
 
 
 def _fit(came: dict[str, Tensor], expected: dict[NestedKey, _Entry]) -> bool:

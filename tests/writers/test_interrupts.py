@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from torchrl.data import (
 import gfn_rb
 from gfn_rb import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.errors import ArgumentError
+from gfn_rb.sharing import one_write
 
 ROOT = str(Path(gfn_rb.__file__).parent)
 FAULTS = [KeyboardInterrupt, MemoryError, OSError]
@@ -204,3 +207,30 @@ def test_a_forked_process_may_not_write_to_memory_of_its_own(writer, call):
     os.wait()
     assert b"storage must lie in memory that a forked process shares" in os.read(read, 1000)
     assert len(rb) == 6
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_during_a_write_does_not_wait():
+    rb = made("top", "tensor", 1)
+    is_writing, is_over = threading.Event(), threading.Event()
+
+    def write():
+        with one_write(rb.storage, rb.writer):
+            is_writing.set()
+            is_over.wait(30.0)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    is_writing.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        try:
+            rb.extend(rows(1))
+        except ArgumentError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    is_over.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
