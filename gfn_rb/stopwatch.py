@@ -23,7 +23,7 @@ class Stopwatch(AbstractContextManager[None]):
 
     def __call__(self, phase: str) -> AbstractContextManager[None]:
         """Attribute the time spent inside of a ``with`` to ``phase``."""
-        # It is its own context: a generator takes three times as long, and a step enters seven.
+        # It is its own context: a generator takes three times as long.
         self._outer.append(self.switch(phase))
         return self
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from tensordict import (
     LazyStackedTensorDict,
@@ -28,6 +29,7 @@ from gfn_rb.containers.contents import content_columns
 from gfn_rb.containers.convert import padded_alike
 from gfn_rb.containers.objects import state_columns, terminating_states
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismatchError
+from gfn_rb.kernels.objects import Objects
 from gfn_rb.numerics.flat import numbers_in_words
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.storages import EncodedStorage
@@ -67,12 +69,8 @@ class RowColumns(NamedTuple):
             return torch.empty(0, dtype=torch.int64)
         whole = (self.object_number >= 0).nonzero()[:, 0]
         order = whole[self.log_reward[whole].argsort(descending=True, stable=True)]
-        seen: dict[int, int] = {}
-        for row, number in zip(order.tolist(), self.object_number[order].tolist(), strict=True):
-            seen.setdefault(number, row)
-            if len(seen) == k:
-                break
-        return torch.tensor([*seen.values()], dtype=torch.int64)
+        _, first = np.unique(self.object_number[order].numpy(), return_index=True)
+        return order[torch.from_numpy(np.sort(first)[:k])]
 
 
 @dataclass(frozen=True)
@@ -415,10 +413,8 @@ def _numbered(
     if not known or len(known) < len(objects) or len({each.shape[1] for each, _ in known}) > 1:
         return None
     columns, is_whole = (torch.cat(each) for each in zip(*known, strict=True))
-    # Sums of products with fixed random odd numbers, as of fingerprints, are sorted in one pass.
-    generator = torch.Generator().manual_seed(0)
-    odd = torch.randint(-(2**62), 2**62, (columns.shape[1],), generator=generator) * 2 + 1
-    number = (columns * odd).sum(1).unique(return_inverse=True)[1]
+    objects = Objects(1, columns.shape[1])
+    number = torch.from_numpy(objects.twins(objects.hashed(columns.numpy())))
     return number.where(is_whole, -1)
 
 

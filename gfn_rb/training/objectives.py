@@ -111,12 +111,13 @@ def take_step(
     loss: Loss,
     cost: Float[Tensor, ""],
     max_norm: float | None,
-    gradients: Callable[[Loss], None] = lambda loss: None,
+    gradients: Callable[[Loss], None] | None = None,
 ) -> None:
     """Take one optimiser step."""
     optimizer.zero_grad()
     cost.backward()
-    gradients(loss)
+    if gradients is not None:
+        gradients(loss)
     if max_norm is not None:
         nn.utils.clip_grad_norm_(loss.parameters(), max_norm)
     optimizer.step()
@@ -152,14 +153,6 @@ class WeightAverage:
         """Restore what :meth:`state_dict` returned."""
         self.loss.load_state_dict(state_dict["weights"])
         self._n = state_dict["n"]
-
-
-def convert(rows: Container, wanted: type[Container]) -> Container:
-    """Return rows as a container that ``CONTAINERS`` has later, those of an item together."""
-    if type(rows) is wanted:
-        return rows
-    converted: Container = getattr(rows, f"to_{wanted.__name__.lower()}")()
-    return converted
 
 
 def mean_per_item(items: Container, values: Float[Tensor, "m"]) -> Float[Tensor, "n"]:

@@ -43,10 +43,6 @@ FLOW = ("offered", "accepted", "evicted", "drawn", "mean_age", "largest_age")
 PHASES = ("rollout", "buffer", "learning", "evaluation")
 
 
-def _store(rb: ReplayBuffer, items: TensorDictBase) -> None:
-    rb.extend(items)
-
-
 @dataclass(frozen=True)
 class Hooks:
     """Callables that run during a training step.
@@ -54,17 +50,17 @@ class Hooks:
     Args:
         replayed: receives the buffer of the run and its environment, and returns the buffer to draw
             from, such as an ensemble of it and others. Checkpoints contain what it returns.
-        store: adds fresh items to the buffer. It returns trajectories that other ranks fed
-            meanwhile, to train on like fresh ones, or None.
+        store: adds fresh items to the buffer, instead of its ``extend``. It returns trajectories
+            that other ranks fed meanwhile, to train on like fresh ones, or None.
         gradients: receives the loss module when its gradients are computed and not yet used.
         stepped: receives the trainer after each step.
         saving: runs before a checkpoint is written.
     """
 
     replayed: Callable[[ReplayBuffer, GFNEnv], ReplayBuffer] = lambda rb, env: rb
-    store: Callable[[ReplayBuffer, TensorDictBase], TensorDictBase | None] = _store
-    gradients: Callable[[Loss], None] = lambda loss: None
-    stepped: Callable[["Trainer"], None] = lambda trainer: None
+    store: Callable[[ReplayBuffer, TensorDictBase], TensorDictBase | None] | None = None
+    gradients: Callable[[Loss], None] | None = None
+    stepped: Callable[["Trainer"], None] | None = None
     saving: Callable[[], None] = lambda: None
 
 
@@ -136,7 +132,7 @@ class Trainer:
         }  # fmt: skip
         if self.teacher is not None:
             self._parts["teacher"] = self.teacher
-        self.steps_done = 0
+        self.steps_done, self._is_replayed = 0, config.n_replayed > 0
         self.history: list[Row] = []
         self._losses: dict[str, list[float]] = {"loss": [], "replay_loss": []}  # since the last row
 
@@ -154,9 +150,9 @@ class Trainer:
                 draw.temperature, draw.temperature_end, self.steps_done
             )
         fresh, fed = self._sample()
+        self.watch.switch("learning")
         if self.steps_done == 0 and self.config.log_z is None:
-            with self.watch("learning"):  # it moves with the reward, as all that follows does
-                self.loss.fit_log_z(fresh)
+            self.loss.fit_log_z(fresh)  # it moves with the reward, as all that follows does
         sampled = self._batches(fresh)
         from_others = [] if fed is None else self._batches(Trajectories.from_tensordict(fed))
         losses = [self._learn(batch)[0] for batch in sampled]
@@ -165,12 +161,14 @@ class Trainer:
         replayed = self._replay(sampled + from_others)
         loss = fmean(losses)
         self._losses["loss"].append(loss)
-        if self.config.n_replayed:
+        if self._is_replayed:
             self._losses["replay_loss"].append(fmean(replayed) if replayed else 0.0)
         self.average.update(self.loss)
         self.schedule.step()
         self.steps_done += 1
-        self.hooks.stepped(self)
+        self.watch.switch("other")
+        if self.hooks.stepped is not None:
+            self.hooks.stepped(self)
         return loss
 
     def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
@@ -181,14 +179,18 @@ class Trainer:
 
     def _sample(self) -> tuple[Trajectories, TensorDictBase | None]:
         """Store fresh trajectories; return them, and what others have fed in the meantime."""
-        with self.watch("rollout"):
-            fresh = self.source.sample(self.config.batch_size)
-            self.temperature.update(self.discovery.add(fresh), len(fresh))
-        with self.watch("buffer"):
-            version = torch.full_like(fresh.length, self.steps_done)
-            items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)
-            with self._same_draws():
-                return fresh, self.hooks.store(self.rb, items)
+        # Phases of a step follow each other: to switch takes a fourth of the calls of contexts.
+        self.watch.switch("rollout")
+        fresh = self.source.sample(self.config.batch_size)
+        self.temperature.update(self.discovery.add(fresh), len(fresh))
+        self.watch.switch("buffer")
+        version = torch.full_like(fresh.length, self.steps_done)
+        items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)
+        if self.hooks.store is None:
+            self.rb.extend(items)
+            return fresh, None
+        with self._same_draws():
+            return fresh, self.hooks.store(self.rb, items)
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:
@@ -200,12 +202,13 @@ class Trainer:
     def _replay(self, batches: Sequence[Trajectories]) -> list[float]:
         """Take optimiser steps on what is replayed after some batches; return the losses."""
         n_items = sum(map(self.replay.n_items, batches))
-        n_rows = round(self.config.replay_ratio * n_items) if self.config.n_replayed else 0
+        n_rows = round(self.config.replay_ratio * n_items) if self._is_replayed else 0
         if not n_rows:
             return []
         # Drawn at once, before anything is learnt from it: one pass over the weights of all items.
-        with self.watch("buffer"):
-            sample = self.replayed.sample(n_rows)
+        self.watch.switch("buffer")
+        sample = self.replayed.sample(n_rows)
+        self.watch.switch("learning")
         rows, size = self.replay.gives.from_tensordict(sample), math.ceil(n_items / len(batches))
         losses = []
         for start in range(0, n_rows, size):
@@ -221,16 +224,17 @@ class Trainer:
 
     def _learn(self, batch: Container) -> tuple[float, Float[Tensor, "m"]]:
         """Take one optimiser step on a batch; return its loss and its residual before that."""
-        with self.watch("learning"):
-            rows = objectives.convert(batch, self.loss.reads)
-            self.discovery.calls += self.loss.n_reward_calls(rows)
-            loss, residual = self.loss.evaluate(rows)
-            cost, residual = loss.mean(), residual.detach()
-            options = self.config.clip_grad_norm, self.hooks.gradients
-            objectives.take_step(self.optimizer, self.loss, cost, *options)
-            if self.teacher is not None:
-                self.teacher.learn(batch, residual)
-            return float(cost.detach()), residual
+        reads, rows = self.loss.reads, batch
+        if type(batch) is not reads:  # but trajectories or transitions, which have all it reads
+            rows = getattr(batch, f"to_{reads.__name__.lower()}")()
+        self.discovery.calls += self.loss.n_reward_calls(rows)
+        loss, residual = self.loss.evaluate(rows)
+        cost, residual = loss.mean(), residual.detach()
+        options = self.config.clip_grad_norm, self.hooks.gradients
+        objectives.take_step(self.optimizer, self.loss, cost, *options)
+        if self.teacher is not None:
+            self.teacher.learn(batch, residual)
+        return float(cost.detach()), residual
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""

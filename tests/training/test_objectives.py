@@ -9,19 +9,23 @@ import torch
 from training.training_runs import GRID, WARM_GRID, grid
 
 import gfn_rb
-from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, DetailedBalance, TrajectoryBalance, linex
 from gfn_rb.policies import UniformBackwardPolicy
 from gfn_rb.training import TrainConfig, Trainer
 from gfn_rb.training.cli import main
-from gfn_rb.training.objectives import backward_policy, convert, make_loss, make_optimizer
+from gfn_rb.training.objectives import backward_policy, make_loss, make_optimizer
 from gfn_rb.training.session import launch
 
 
 @pytest.fixture(scope="module")
 def fresh():
     return Trainer(GRID).source.sample(16)
+
+
+def read_by(loss, rows):
+    name = loss.reads.__name__.lower()
+    return rows if name == "trajectories" else getattr(rows, f"to_{name}")()
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -34,8 +38,7 @@ def test_every_loss_is_made_with_its_networks(name, config):
     assert loss.env is env
     assert all(getattr(loss, network) is not None for network in loss.networks)
     assert loss.forward_policy.head.in_features == 4
-    trajectories = Trainer(config).source.sample(4)
-    assert loss(convert(trajectories, loss.reads)).isfinite()
+    assert loss(read_by(loss, Trainer(config).source.sample(4))).isfinite()
 
 
 def test_options_reach_their_loss():
@@ -118,18 +121,10 @@ def test_rewards_that_a_loss_asks_for_are_counted(name, fresh, monkeypatch):
     monkeypatch.setattr(
         loss.env, "log_reward", lambda x, *rest: asked.append(len(x)) or log_reward(x, *rest)
     )
-    rows = convert(fresh, loss.reads)
+    rows = read_by(loss, fresh)
     loss(rows)
     assert loss.n_reward_calls(rows) == sum(asked)
     assert (sum(asked) > 0) is (name == "mdb")
-
-
-def test_conversions(fresh):
-    assert convert(fresh, Trajectories) is fresh
-    steps = convert(fresh, Transitions)
-    assert torch.equal(steps.state, fresh.to_transitions().state)
-    for rows in (fresh, steps):
-        assert torch.equal(convert(rows, States).state, fresh.to_states().state)
 
 
 MODULE = """

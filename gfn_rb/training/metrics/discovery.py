@@ -12,7 +12,7 @@ from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ShapeError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.distances import Distance
-from gfn_rb.shapes import Bool, Float, Int64, Shaped
+from gfn_rb.shapes import Float, Int64, Shaped
 
 
 def norm_distance(p: float) -> Distance:
@@ -68,16 +68,18 @@ class DiscoveryMetrics:
         device = env.source_state.device
         self.top: Float[Tensor, "k"] = torch.zeros(0, device=device)
         self.top_state = env.source(0)
-        self._seen, self._modes = KeySet(device), KeySet(device)
+        self._seen: set[int] = set()  # fingerprints
+        self._modes: set[int] = set()
 
     def add(self, trajectories: Trajectories) -> int:
         """Count one reward call for each trajectory, and return how many objects are new."""
         state, before = trajectories.terminating_states, len(self._seen)
         self.calls += len(state)
-        new = self._seen.add(self._env.fingerprint(state))
+        is_new = _add(self._seen, self._env.fingerprint(state))
+        new = torch.tensor(is_new, dtype=torch.bool, device=state.device)
         # Modes and scores of states seen before are known already.
         fresh = state[new], trajectories.log_reward[new]
-        self._modes.add(self._env.modes_reached(*fresh))
+        self._modes.update(self._env.modes_reached(*fresh).tolist())
         score = self._env.score(*fresh)
         self.top, best = torch.cat([self.top, score]).sort(descending=True)
         self.top_state = torch.cat([self.top_state, fresh[0]])[best[:N_TOP]]
@@ -108,8 +110,8 @@ class DiscoveryMetrics:
         """Return all counts."""
         return {
             "calls": self.calls,
-            "seen": self._seen.keys(),
-            "modes": self._modes.keys(),
+            "seen": torch.tensor(sorted(self._seen), dtype=torch.int64),
+            "modes": torch.tensor(sorted(self._modes), dtype=torch.int64),
             "top": self.top,
             "top_state": self.top_state,
         }
@@ -123,41 +125,14 @@ class DiscoveryMetrics:
         device = self._env.source_state.device
         self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)
         self.top_state = state_dict["top_state"].to(device)
-        self._seen, self._modes = KeySet(device), KeySet(device)
-        self._seen.add(state_dict["seen"].to(device))
-        self._modes.add(state_dict["modes"].to(device))
+        self._seen = {*state_dict["seen"].tolist()}
+        self._modes = {*state_dict["modes"].tolist()}
 
 
-class KeySet:
-    """A set of int64 keys that only grows, in sorted runs that are merged as they pile up.
-
-    Each run is more than twice as long as the next, so n keys are in at most log2(n) + 1 runs. A
-    look-up takes one binary search in each run. A key is merged at most log2(n) + 1 times.
-    """
-
-    def __init__(self, device: torch.device | str | None = None) -> None:
-        self._device = device
-        self._runs: list[Tensor] = []
-
-    def __len__(self) -> int:
-        return sum(map(len, self._runs))
-
-    def add(self, key: Int64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Add keys, and tell which were new; of equal ones only the first is."""
-        value, order = key.sort(stable=True)  # equal keys stay in order: the first is the new one
-        new = torch.ones_like(value, dtype=torch.bool)
-        new[1:] = value[1:] != value[:-1]
-        for run in self._runs:
-            new &= run[torch.searchsorted(run, value).clamp(max=len(run) - 1)] != value
-        run = value[new]
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = torch.cat([self._runs.pop(), run]).sort().values
-        if len(run):
-            self._runs.append(run)
-        return torch.zeros_like(new).scatter(0, order, new)
-
-    def keys(self) -> Int64[Tensor, "m"]:
-        """Return all keys in ascending order."""
-        if not self._runs:
-            return torch.zeros(0, dtype=torch.int64, device=self._device)
-        return torch.cat(self._runs).sort().values
+def _add(known: set[int], numbers: Int64[Tensor, "n"]) -> list[bool]:
+    """Add numbers to a set, and tell which were new; of equal ones only the first is."""
+    is_new = []
+    for number in numbers.tolist():
+        is_new.append(number not in known)
+        known.add(number)
+    return is_new

@@ -206,7 +206,7 @@ def _train(
                 everyone.share({"stopped": True})
             return result if is_first else None
         own = {"row": result.row, "counters": counters, "unwritten": result.unwritten}
-        modes = trainer.discovery.state_dict()["modes"].cpu()
+        modes = trainer.discovery.state_dict()["modes"]
         messages = everyone.gather(own, TensorDict({"mode": modes}, [len(modes)]))
         if is_first:
             told = {folder.rank: own, **{each.source: each.meta for each in messages}}
