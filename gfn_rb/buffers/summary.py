@@ -413,8 +413,8 @@ def _numbered(
     if not known or len(known) < len(objects) or len({each.shape[1] for each, _ in known}) > 1:
         return None
     columns, is_whole = (torch.cat(each) for each in zip(*known, strict=True))
-    objects = Objects(1, columns.shape[1])
-    number = torch.from_numpy(objects.twins(objects.hashed(columns.numpy())))
+    index = Objects(1, columns.shape[1])
+    number = torch.from_numpy(index.twins(index.hashed(columns.numpy())))
     return number.where(is_whole, -1)
 
 

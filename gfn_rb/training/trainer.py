@@ -155,11 +155,10 @@ class Trainer:
             self.loss.fit_log_z(fresh)  # it moves with the reward, as all that follows does
         sampled = self._batches(fresh)
         from_others = [] if fed is None else self._batches(Trajectories.from_tensordict(fed))
-        losses = [self._learn(batch)[0] for batch in sampled]
-        for batch in from_others:
-            self._learn(batch)
-        replayed = self._replay(sampled + from_others)
-        loss = fmean(losses)
+        batches = sampled + from_others
+        losses, _ = zip(*map(self._learn, batches), strict=True)
+        replayed = self._replay(batches)
+        loss = fmean(losses[: len(sampled)])
         self._losses["loss"].append(loss)
         if self._is_replayed:
             self._losses["replay_loss"].append(fmean(replayed) if replayed else 0.0)
@@ -174,6 +173,8 @@ class Trainer:
     def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
         """Return batches alike, as near to the configured size as they can be."""
         n_batches = max(1, round(len(trajectories) / self.config.batch_size))
+        if n_batches == 1:
+            return [trajectories]
         size = math.ceil(len(trajectories) / n_batches)
         return [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
 
