@@ -51,15 +51,6 @@ def actions(rows):
 # Writing.
 
 
-def test_of_a_batch_longer_than_the_memory_the_last_are_kept():
-    buffer = memory(size=3)
-    buffer.add(transitions([50])[0])
-    buffer.add_batch(transitions(range(8)))
-    assert sorted(actions(buffer.sample_all())) == [5, 6, 7]
-    buffer.add_batch(transitions([]))
-    assert len(buffer) == 3
-
-
 def test_the_callers_experiences_are_left_alone():
     batch = transitions(range(3))
     keys = set(batch.keys())
@@ -109,14 +100,6 @@ def test_batches_arrive_on_the_working_device(device, storing, tmp_path):
     again = ExperienceMemory(device, storing, 1)
     again.load(tmp_path / "buffer")
     assert actions(again.sample_all()) == [0, 1, 2, 3, 4]
-
-
-def test_reset_forgets_keys_and_epochs():
-    buffer = memory(4)
-    buffer.create_epoch_iterator(2)
-    buffer.reset()
-    assert buffer.epoch_iterator is None
-    buffer.add_batch(TensorDict({"other": torch.zeros(2)}, [2]))
 
 
 # Drawing.

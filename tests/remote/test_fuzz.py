@@ -6,7 +6,6 @@ kind: ``GFN_RB_FUZZ=100000 pytest tests/remote/test_fuzz.py``; ``GFN_RB_SECONDS`
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import random
@@ -16,12 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from checkpoint.test_hostile_files import WORDS, Parts, memory, mutant
+from checkpoint.test_hostile_files import WORDS, memory, mutant
 from factories import linear_policy, seeded
-from remote.remote_runs import LIMIT, group, objects, trajectories
+from remote.remote_runs import group, objects, trajectories
 from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb import (
@@ -32,12 +30,11 @@ from gfn_rb import (
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
-from gfn_rb.codec.frames import decode_frame, encode_frame
+from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.layout import Prefix
 from gfn_rb.codec.secret import Secret
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import GfnRbError
-from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
+from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.protocol.channel import FrameChannel
 from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
@@ -56,8 +53,6 @@ TAGS = [DATA_TAG, DATA_TAG, DATA_TAG, METADATA_TAG, 2, 3, 32, 33, 47, 48, 32_000
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16]
 DTYPES += [torch.float64, torch.complex64, torch.uint16, torch.uint64, torch.float8_e4m3fn]
 TERMS = {"quota": 3, "policy": "top", "own": False, "fresh": True}
-ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {"a": 1.0}, "baseline": -3.0}
-WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
 
 
 def until(n: int) -> Iterator[int]:
@@ -92,24 +87,6 @@ QUESTIONS = [
     bytes_of(Kind.METADATA),
     bytes_of(Kind.HELD),
 ]
-ANSWERS = [
-    bytes_of(Kind.HELLO, WELCOME),
-    bytes_of(Kind.SCORES, ANSWER),
-    bytes_of(Kind.SCORES, ANSWER, objects([5, 6, 7])),
-    bytes_of(Kind.SCORES, ANSWER, objects([5]), SCORES),
-    bytes_of(Kind.GOODBYE, {"stored": 1}),
-    bytes_of(Kind.ERROR, {"to": 1, "error": {"type": "x", "message": "y"}}),
-]
-
-
-def test_frames_that_are_put_together_again_are_the_same() -> None:
-    for content in (*QUESTIONS[:4], *ANSWERS):
-        again = decode_frame(np.frombuffer(Parts(content).sealed(), np.uint8).copy())
-        first = decode_frame(np.frombuffer(content, np.uint8).copy())
-        assert (again.kind, again.meta) == (first.kind, first.meta)
-        assert (again.rows is None) == (first.rows is None)
-        assert first.rows is None or bool((again.rows == first.rows).all())
-
 
 # Messages.
 
@@ -322,82 +299,3 @@ def test_no_frame_ends_or_bends_a_manager(kind: str) -> None:
         return len(frame)
 
     fuzz(kind, post)
-
-
-# A worker.
-
-
-class Working:
-    """A worker of rank 0, whose managers are hostile."""
-
-    def __init__(self, pick: random.Random) -> None:
-        mine, *theirs = group(1 + pick.choice([1, 2]))
-        self.transports, self.links = theirs, [*map(FrameChannel, theirs)]
-        self.local, self.fed = fifo_buffer(4000), reward_prioritized_buffer(20)
-        self.fed.extend(objects([50]))
-        subscription = Subscription(self.fed, 3) if pick.random() < 0.8 else None
-        self.worker = ReplayBufferWorker(
-            mine,
-            [*range(1, 1 + len(theirs))],
-            self.local,
-            mode=NonBlocking(3),
-            subscription=subscription,
-            timeout=LIMIT,
-        )
-        for link in self.links:
-            link.send(0, DATA_TAG, Kind.HELLO, WELCOME)
-        self.worker.connect()
-        self.n_added = self.raised = 0
-
-    def act(self, pick: random.Random) -> None:
-        """Add or drain, whatever has been answered."""
-        try:
-            if pick.random() < 0.7:
-                self.n_added += 2
-                self.worker.extend(objects([self.n_added, self.n_added + 1]))
-            else:
-                self.worker.drain(0.0)
-        except GfnRbError:
-            self.raised += 1
-
-    def check(self) -> None:
-        statistics, worker = self.worker.statistics, self.worker
-        assert len(self.local) == self.n_added == statistics.offered
-        unanswered = sum(each.n for each in worker.sent.values())
-        sent = statistics.sent + statistics.resent
-        assert sent == statistics.outcomes + statistics.lost + unanswered
-        assert statistics.offered == statistics.sent + statistics.skipped
-        assert worker.baseline is None or worker.baseline < math.inf
-        log_reward = self.fed[:]["log_reward"]
-        assert bool((log_reward < math.inf).all())
-        for link in self.links:
-            while link.receive(0) is not None:
-                pass
-
-
-@pytest.mark.parametrize("what", ["messages", "frames"])
-def test_no_answer_ends_or_bends_a_worker(what: str) -> None:
-    pick = random.Random(what)
-    peak, raised, working = memory(), 0, Working(pick)
-    for i in until(MESSAGES):
-        at = pick.randrange(len(working.links))
-        tag = DATA_TAG if pick.random() < 0.9 else pick.choice(TAGS)
-        if what == "frames":
-            working.transports[at].send([mutant(pick.choice(ANSWERS), pick)], 0, tag)
-        else:
-            newest = max(working.worker.sent, default=0)
-            numbered = {**ANSWER, "to": newest - pick.randrange(3)}
-            error = {"to": 1, "error": {"type": "x", "message": "y"}}
-            meta = random_meta(pick, numbered, numbered, WELCOME, error)
-            scores = SCORES if pick.random() < 0.2 else None
-            kind = pick.choice([*Kind, Kind.SCORES, Kind.SCORES, 0, 99])
-            with suppress(errors.ArgumentError, errors.ShapeError):
-                working.links[at].send(0, tag, kind, meta, random_rows(pick), scores)
-        working.act(pick)
-        working.check()
-        if i % 40 == 39:
-            raised += working.raised
-            working = Working(pick)
-            gc.collect()  # of a worker and its client, who know each other
-    assert memory() - peak < 1 << 26
-    print(what, i + 1, f"{raised} errors, grown by {(memory() - peak) >> 20} MB")
