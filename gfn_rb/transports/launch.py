@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import sys
@@ -63,7 +62,7 @@ def is_fault_tolerant(environment: Environment | None = None) -> bool:
     return known.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes")
 
 
-def end_process(code: int, aborts: bool = False) -> None:
+def end_process(code: int) -> None:
     """End this process with an exit code, without waiting for the other processes.
 
     Under a fault tolerant launcher the others go on without it if the code is 0; otherwise they are
@@ -76,15 +75,9 @@ def end_process(code: int, aborts: bool = False) -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    if is_fault_tolerant() and not aborts:
+    if is_fault_tolerant():
         os._exit(code)
     mpi.COMM_WORLD.Abort(code)
-
-
-def end_at_exit(aborts: bool) -> None:
-    """End this process when Python exits, before MPI waits for all ranks to finalize."""
-    # The argument of sys.exit is not known here; an uncaught exception is.
-    atexit.register(lambda: end_process(int(hasattr(sys, "last_value")), aborts))
 
 
 # Launchers.
