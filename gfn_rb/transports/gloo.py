@@ -255,7 +255,7 @@ def _connected(
     sockets: dict[int, socket.socket] = {}
     address = _own_address(where)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family) as server:
+    with socket.create_server(("", 0), family=family) as server:
         if rank == 0:
             store.set("key", secrets.token_hex(32))
         store.set(f"at/{rank}", f"{address} {server.getsockname()[1]} {socket.gethostname()}")
@@ -263,8 +263,10 @@ def _connected(
         key = store.get("key")
         # Each rank calls those below it and is called by those above it: somebody always answers.
         for peer in range(rank):
-            place = at[peer][0], int(at[peer][1])
-            sockets[peer] = _called(place, rank, key, end - time.monotonic())
+            host, port, name = at[peer]
+            if host.startswith("127.") and name != socket.gethostname():
+                host = name  # which only that machine knows as its own loopback
+            sockets[peer] = _called((host, int(port)), rank, key, end - time.monotonic())
         while len(sockets) < size - 1:
             server.settimeout(max(end - time.monotonic(), 1e-3))
             caller, _ = server.accept()
