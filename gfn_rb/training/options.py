@@ -294,8 +294,8 @@ class GeneralOptions:
     """Final value of epsilon. Default: no annealing."""
     temperature: rules.PositiveFloat | None = None
     """Divisor of the policy's logits when sampling fresh trajectories: above 1 they get flatter.
-    Default: from 0.75 to 2, adapted so that half of the fresh objects are new; 1 for continuous
-    states."""
+    Default: 1 for every other batch, and 0.5 to 2 for the others, adapted so that half of the fresh
+    objects are new; 1 for all with continuous states."""
 
     loss: LossName = "tb"
     """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every

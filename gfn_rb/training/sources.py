@@ -30,17 +30,17 @@ from gfn_rb.training.replay import TeacherReward
 
 
 class AdaptiveTemperature:
-    r"""The temperature of the policy at which about half of the fresh objects are new.
+    r"""The temperature of exploring batches, at which about half of the fresh objects are new.
 
     After each batch, T is multiplied by :math:`\exp(g (r - 1/2))` with g = 0.05, where r is the
-    share of its objects that were found before, and kept from 0.75 to 2. Trajectories get flatter
+    share of its objects that were found before, and kept from 1/2 to 2. Trajectories get flatter
     where the policy repeats itself, and sharper where most of what it finds is new.
 
     Attributes:
         value: the temperature now.
     """
 
-    GAIN, RANGE = 0.05, (0.75, 2.0)
+    GAIN, RANGE = 0.05, (0.5, 2.0)
 
     def __init__(self) -> None:
         self.value = 1.0

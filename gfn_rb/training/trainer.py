@@ -102,11 +102,10 @@ class Trainer:
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         self.backward = Sampler(objectives.backward_policy(self.loss))
         self.temperature = AdaptiveTemperature()
-        is_adapted = config.temperature is None and not isinstance(self.env, ContinuousEnv)
         self.source, self.teacher = make_source(
             config, self.env, self.loss, self.generator, initial + 1,
             epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
-            temperature=lambda: self.temperature.value if is_adapted else config.temperature or 1.0,
+            temperature=self._temperature,
         )  # fmt: skip
         self.priority_rule = config.make_priority_rule()
         self.replay = REPLAY[config.replay_name]
@@ -169,6 +168,13 @@ class Trainer:
         if self.hooks.stepped is not None:
             self.hooks.stepped(self)
         return loss
+
+    def _temperature(self) -> float:
+        """Return the temperature of the next fresh batch; every other one explores."""
+        if self.config.temperature is not None:
+            return self.config.temperature
+        explores = self.steps_done % 2 == 0 and not isinstance(self.env, ContinuousEnv)
+        return self.temperature.value if explores else 1.0
 
     def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
         """Return batches alike, as near to the configured size as they can be."""
