@@ -19,7 +19,8 @@ NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 class RowMemmapStorage(RowAccess, LazyMemmapStorage):
     """A ``LazyMemmapStorage`` that reads and writes batches of rows in less time.
 
-    Content and files are those of ``LazyMemmapStorage``.
+    Content and files are those of ``LazyMemmapStorage``. The first write allocates all bytes of the
+    files, and raises :class:`~gfn_rb.errors.ArgumentError` if the disk has no room for them.
 
     Args:
         max_size: number of rows, at least 1.

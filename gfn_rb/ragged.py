@@ -506,9 +506,8 @@ class RaggedStorage(EncodedStorage):
                 there is room for, or does not match its own lengths. Nothing was written then.
         """
         n = self.check_content(content)
-        if n:  # into other memory: what there was may have to be put back
-            forget_layout(self)
-            self._pools = {}
+        forget_layout(self)  # into other memory: what there was may have to be put back
+        self._pools = {}
         self._empty()
         at = dict.fromkeys(self._groups, 0)
         for start in range(0, n, _BLOCK):

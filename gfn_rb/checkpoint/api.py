@@ -82,8 +82,8 @@ def load_checkpoint(
     The contents of the buffer are replaced: rows, random generator, prefetched batches, and the
     state of writer, sampler and transforms. The buffer then continues bit for bit like the saved
     one. Options of its constructor that are no state, such as ``batch_size``, stay as they are. The
-    whole file is verified and compared with the buffer before the buffer changes. After an error,
-    the buffer is unchanged.
+    whole file is verified and compared with the buffer before the buffer changes. After an error or
+    an interrupt, the buffer is unchanged: rows in use are copied until the call ends.
 
     Args:
         path: file that :func:`save_checkpoint` wrote.

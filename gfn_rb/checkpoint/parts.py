@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase, lazy_stack
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
@@ -93,7 +93,7 @@ def try_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     expect("number of storage dimensions", state["ndim"], storage.ndim)
     if isinstance(storage, (EncodedStorage, ListStorage)):
         expect("capacity", state["capacity"], storage.max_size)
-        n = len(rows) if isinstance(storage, ListStorage) else storage.check_content(rows or {})
+        n = len(rows) if isinstance(rows, list) else storage.check_content(rows or {})
         expect("number of rows", n, state["length"])
         return
     _check_rows(state, rows)
@@ -125,7 +125,10 @@ def _check_rows(state: dict[str, Any], rows: Any) -> None:
 def restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Replace the content of a storage."""
     if isinstance(storage, EncodedStorage):
-        storage.restore(rows or {})
+        of_journal = isinstance(rows, list)
+        storage.restore({} if of_journal else rows or {})
+        if of_journal and rows:
+            storage.set(range(len(rows)), lazy_stack(rows))
     elif isinstance(storage, ListStorage):
         compat.set_length(storage, 0)
         storage.set(range(len(rows)), [_copied(row) for row in rows])

@@ -127,13 +127,9 @@ def restore_slots(
         for name, column in zip(names, columns, strict=True):
             rows.set(tuple(name), column)
     beside = _columns([content[:width] for content in contents], layout[_BESIDE])
-    is_encoded = isinstance(storage, EncodedStorage)
-    placed = {"length": 0 if is_encoded else n, "cursor": counts["cursor"]}
+    placed = {"length": n, "cursor": counts["cursor"]}
     state = {**states[0], "storage": {**states[0]["storage"], **placed}}
-    restore(rb, lambda _: [state], [None if is_encoded else rows])
-    if is_encoded and n:
-        storage.set(range(n), lazy_stack(rows))
-        compat.set_last_cursor(storage, counts["cursor"])
+    restore(rb, lambda _: [state], [rows])
     # Slots that the journal lacks were never written to, whatever the states know of them.
     for part in (rb.writer, *parts[1:]):
         compat.empty_part(part)

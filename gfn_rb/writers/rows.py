@@ -326,6 +326,10 @@ class RowLayout:
 
 def _check_dtypes(data: Any, storage: Storage) -> None:
     """Raise unless torch can write and draw rows of the dtypes, which it cannot of all it has."""
+    if isinstance(data, LazyStackedTensorDict):  # of rows that may differ in shape
+        for row in data.tensordicts:
+            _check_dtypes(row, storage)
+        return
     for name, value in data.items(True, True):
         dtype = getattr(value, "dtype", None)
         is_mapped = isinstance(storage, LazyMemmapStorage) and dtype in COMPLEX

@@ -4,7 +4,6 @@ import os
 import resource
 import shutil
 import sqlite3
-import threading
 import time
 from contextlib import closing, contextmanager
 from functools import partial
@@ -27,7 +26,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayB
 from xxhash import xxh3_64_digest
 
 import gfn_rb
-from gfn_rb import load_checkpoint, save_checkpoint, torchrl_compat
+from gfn_rb import load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint import Journal, database, journal, recover
 from gfn_rb.checkpoint.slots import counts_of, slot_states
 from gfn_rb.errors import (
@@ -705,31 +704,6 @@ def test_a_forked_process_that_lives_on_leaves_the_file_to_others(path, has_hook
             MAKES["best"](journal=path)
         rb.journal.close()
         MAKES["best"](journal=path).journal.close()
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_that_is_forked_while_a_thread_extends_does_not_hang(path):
-    rb = MAKES["best"](journal=path, sync="never")
-    is_held, may_end = threading.Event(), threading.Event()
-
-    def hold():
-        with torchrl_compat.replay_lock(rb):
-            is_held.set()
-            may_end.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    is_held.wait()
-    child = os.fork()
-    if child == 0:
-        try:
-            rb.extend(items(2, 1))
-        except ArgumentError:
-            os._exit(0)
-        os._exit(1)
-    may_end.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.usefixtures("unchecked")
