@@ -153,6 +153,12 @@ class _Step:
         return [*self._writer.slot_tensors(), *([] if stamps is None else [stamps])]
 
 
+def one_thread(storage: Storage) -> AbstractContextManager[Any]:
+    """Return what keeps other threads from a storage; one thread may enter it several times."""
+    buffers = compat.attached_buffers(storage)
+    return compat.replay_lock(buffers[0]) if buffers else nullcontext()
+
+
 @contextmanager
 def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
     """Have a block write to a storage in whole, or after any exception perhaps not at all.
@@ -163,8 +169,7 @@ def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
     Raises:
         ArgumentError: this process was forked, and does not share the storage with its parent.
     """
-    buffers = compat.attached_buffers(storage)
-    with compat.replay_lock(buffers[0]) if buffers else nullcontext():
+    with one_thread(storage):
         if vars(storage).get(_STEP) is not None:  # a part of a larger write
             yield
             return

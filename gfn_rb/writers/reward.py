@@ -23,6 +23,7 @@ from gfn_rb.numerics.near.index import EqualRows
 from gfn_rb.shapes import Bool, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import (
     journal_of,
+    one_thread,
     one_write,
     record_slots,
     recording,
@@ -321,6 +322,10 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if index.shape != key.shape:
             raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
         check_number(key, self.key)
+        with one_thread(self._storage):
+            self._update(index, key)
+
+    def _update(self, index: Int64[Tensor, "m"], key: Shaped[Tensor, "m"]) -> None:
         check_stored(index, len(self._storage))
         storage = self._storage
         order, column = self._order.sync(storage), self._order.column
@@ -346,9 +351,13 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         Raises:
             ArgumentError: a slot holds no item.
         """
-        storage, before = self._storage, len(self._storage)
         require_kind("index", index, Tensor)
         index = index.reshape(-1).cpu().unique()
+        with one_thread(self._storage):
+            self._remove(index)
+
+    def _remove(self, index: Int64[Tensor, "m"]) -> None:
+        storage, before = self._storage, len(self._storage)
         check_stored(index, before)
         if not index.shape[0]:
             return

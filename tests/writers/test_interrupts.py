@@ -23,6 +23,7 @@ import gfn_rb
 from gfn_rb import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.sharing import one_write
+from gfn_rb.torchrl_compat import replay_lock
 
 ROOT = str(Path(gfn_rb.__file__).parent)
 FAULTS = [KeyboardInterrupt, MemoryError, OSError]
@@ -136,6 +137,27 @@ def test_an_exception_at_any_line_changes_nothing(writer, storage, call, request
             at, n_points = at + step, n_points + 1
         at = 1
     assert n_points > 1
+
+
+@pytest.mark.parametrize("call", ["remove", "update"])
+def test_a_thread_sees_what_others_wrote_before_its_turn(call):
+    rb, errors = made("unique", "tensor", 1), []
+    n = len(rb)
+
+    def wait():
+        last = torch.tensor([n - 1])
+        with pytest.raises(ArgumentError) as error:
+            rb.writer.remove(last) if call == "remove" else rb.writer.update(last, torch.ones(1))
+        errors.append(error)
+
+    with replay_lock(rb):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.2)
+        rb.writer.remove(torch.tensor([0]))
+    thread.join(20)
+    assert (len(errors), len(rb)) == (1, n - 1)
+    assert is_whole(rb)
 
 
 @pytest.mark.parametrize("unique", [None, "state"])
