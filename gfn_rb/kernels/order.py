@@ -66,9 +66,9 @@ class Order:
         return self._n
 
     @property
-    def lowest(self) -> np.floating:
+    def lowest(self) -> float:
         """The lowest key of all."""
-        return self._blocks.low[0]
+        return float(self._blocks.low[0])
 
     def put(
         self,

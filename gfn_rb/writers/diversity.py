@@ -172,7 +172,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         value = order.numbers(key)
         order.sync(storage)
         may_reject = is_full and (limit is None or limit.evict == "worst")
-        if may_reject and not order.beats(float(value.max()), order.lowest()):
+        if may_reject and not order.beats(float(value.max()), order.order.lowest):
             return (nothing := np.zeros(0, np.int64)), nothing
         features = rows[0] if rows else self._index.read(data)
         self._index.sync(storage, features, order.version)

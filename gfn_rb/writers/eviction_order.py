@@ -205,10 +205,6 @@ class EvictionOrder:
             return value.argsort(kind="stable")
         return len(value) - 1 - value[::-1].argsort(kind="stable")
 
-    def lowest(self) -> float:
-        """Return the lowest key of a storage that holds rows."""
-        return float(self.order.lowest)
-
     def driven_out(
         self,
         contest: Float64[np.ndarray, "m"],

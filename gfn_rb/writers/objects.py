@@ -35,7 +35,7 @@ def choose_objects(
     if free == 0:
         # Where a row that is refreshed sinks to the bottom, less is needed to beat it.
         lowest = key[again].min() if len(again) else math.inf
-        is_new &= order.beats(key, order.lowest()) | (key >= lowest)
+        is_new &= order.beats(key, order.order.lowest) | (key >= lowest)
     if len(again):
         order.forget()  # should writing fail, the keys are read anew
         order.order.put(slot[again], key[again], order.rank(again))

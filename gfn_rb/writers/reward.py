@@ -404,7 +404,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         order, storage = self._order, self._storage
         if compat.length_of(storage) < storage.max_size:
             return order.sort(value)
-        row: np.ndarray = order.beats(value, order.lowest()).nonzero()[0]
+        row: np.ndarray = order.beats(value, order.order.lowest).nonzero()[0]
         return row[order.sort(value[row])]
 
     def _append(self, data: Rows) -> Written:

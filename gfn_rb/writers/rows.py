@@ -170,7 +170,7 @@ def copies_to(
         return None
     if (tensors := tensors_of(data)) is None:
         return None
-    stored, leaves, parts = compat.all_slots(storage), [], []
+    stored, leaves, at, parts = compat.all_slots(storage), [], [], []
     chosen_on, target_on = {chosen.device: chosen}, {target.device: target}
     for name, value in tensors.items():
         if value.device not in chosen_on:
@@ -179,7 +179,7 @@ def copies_to(
         leaves.append(leaf := compat.entry_of(stored, name))
         if leaf.device not in target_on:
             target_on[leaf.device] = target.to(leaf.device, non_blocking=True)
-    at = [target_on[leaf.device] for leaf in leaves]
+        at.append(target_on[leaf.device])
     return [*zip(leaves, at, _on_devices_of(leaves, parts), strict=True)]
 
 
