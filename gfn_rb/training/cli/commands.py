@@ -130,6 +130,10 @@ def view(runs: tuple[Path, ...], /, *, out: Path | None = None, trust: bool = Fa
         out: File to write. Default: view.html in the first folder.
         trust: Run code outside gfn_rb that a folder names, such as an environment of your own.
     """
+    from gfn_rb.training.session.folder import RunFolder
+
+    for run in runs:
+        RunFolder.open(run)  # before imports that take seconds
     with importing():
         from gfn_rb.training.page import write_page
     print(f"page     {write_page(runs, out, trust)}")
