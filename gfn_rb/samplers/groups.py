@@ -25,7 +25,7 @@ from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, outside_graph
 from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
 
-GroupWeight = Literal["uniform", "size", "best"] | Callable[[Tensor, Tensor], Tensor]
+GroupWeight = Literal["uniform", "size", "best", "variance"] | Callable[[Tensor, Tensor], Tensor]
 _HOST = torch.device("cpu")
 
 
@@ -37,6 +37,10 @@ class GroupSampler(KeySampler):
     ``PromptGroupSampler``, which group-relative advantages need (``MCAdvantage``). It works with
     every writer; with ``group`` and ``per_group`` of a writer, all groups stay small.
 
+    With ``weight="variance"``, groups whose rows have one reward, of which an advantage relative to
+    the group teaches nothing, are never drawn (DAPO, Yu et al. 2025, arXiv:2503.14476). The others
+    are drawn in proportion to the variance of their rewards, p (1 - p) for a success rate p.
+
     The cost of a draw depends on the sizes of the drawn groups, not on their number. Groups are
     found on the host, so rows on a device are read anew after each write.
 
@@ -47,7 +51,8 @@ class GroupSampler(KeySampler):
             follows from the size of the batch.
         samples_per_group: number of rows k of each group in a batch.
         weight: weight of a group: "uniform" (1), "size" (its number of rows), "best" (exp of its
-            highest key), or a callable from sizes and highest keys, each [g], to log-weights [g].
+            highest key), "variance" (of its keys), or a callable from sizes and highest keys, each
+            [g], to log-weights [g].
         key: entry that holds the log-reward of each row, in nats. It is not read where neither
             ``weight`` nor ``temperature`` depends on it.
         temperature: T, above 0; inf draws the rows of a group uniformly.
@@ -77,9 +82,10 @@ class GroupSampler(KeySampler):
                 "either num_groups or samples_per_group must be given, got "
                 f"{num_groups!r:.80} and {samples_per_group!r:.80}"
             )
-        if not callable(weight) and weight not in ("uniform", "size", "best"):
+        if not callable(weight) and weight not in ("uniform", "size", "best", "variance"):
             raise ArgumentError(
-                f"weight must be 'uniform', 'size', 'best' or a callable, got {weight!r:.80}"
+                "weight must be 'uniform', 'size', 'best', 'variance' or a callable, got "
+                f"{weight!r:.80}"
             )
         if group is None:
             raise ArgumentError("group must be a key, a list of keys or a callable, got None")
@@ -281,8 +287,10 @@ class GroupSampler(KeySampler):
             return np.zeros(len(size))
         if self.weight == "size":
             return np.log(size)
-        values = self._values(storage, torch.from_numpy(slot))
-        best = np.maximum.reduceat(values, size.cumsum() - size)
+        values, start = self._values(storage, torch.from_numpy(slot)), size.cumsum() - size
+        if self.weight == "variance":
+            return _log_variance(values, start, size)
+        best = np.maximum.reduceat(values, start)
         if not callable(self.weight):
             return best
         weight = self.weight(torch.from_numpy(size), torch.from_numpy(best))
@@ -313,6 +321,19 @@ class GroupSampler(KeySampler):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""
         return {**super().__getstate__(), "_groups": None}
+
+
+def _log_variance(
+    values: Float64[np.ndarray, "m"], start: Int64[np.ndarray, "g"], size: Int64[np.ndarray, "g"]
+) -> Float64[np.ndarray, "g"]:
+    """Return the log of the variance of each group of numbers, -inf where all are equal."""
+    if not np.isfinite(values).all():
+        raise ArgumentError("weight='variance' needs finite keys, got infinite ones")
+    mean = np.add.reduceat(values, start) / size
+    square = np.square(values - mean.repeat(size))
+    with np.errstate(divide="ignore"):
+        log_variance: np.ndarray = np.log(np.add.reduceat(square, start) / size)
+    return log_variance
 
 
 def _weights(slot: Int64[np.ndarray, "m"], weight: Any) -> tuple[Tensor, Tensor]:

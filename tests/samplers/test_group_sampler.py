@@ -19,7 +19,7 @@ from torchrl.data import (
 )
 from torchrl.objectives.llm import MCAdvantage
 
-from gfn_rb.errors import EmptyBufferError, NaNError
+from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
 from gfn_rb.samplers import GroupSampler
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -180,3 +180,27 @@ def test_wrong_draws_are_refused():
     unscored = buffer(sampler, rows([1], [math.nan]), writer=FIFOWriter())
     with pytest.raises(NaNError):
         unscored.sample(1)
+
+
+def test_groups_are_drawn_by_the_variance_of_their_rewards():
+    # Successes: 2 of 4, 1 of 4, all of 2, none of 1.
+    prompt = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4]
+    reward = [1.0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0]
+    sampler = GroupSampler("prompt", samples_per_group=2, weight="variance", replacement=True)
+    rb = buffer(sampler, rows(prompt, reward), 16)
+    drawn = torch.bincount(rb.sample(20_000)["prompt"][::2], minlength=5).numpy()
+    assert drawn[[0, 3, 4]].tolist() == [0, 0, 0]
+    assert chi_square_p(drawn[1:3], np.array([4, 3]) / 7) > 1e-3
+    rb.extend(rows([3], [0.0]))  # two of three
+    p = np.array([1 / 4, 3 / 16, 2 / 9])
+    drawn = torch.bincount(rb.sample(20_000)["prompt"][::2], minlength=5).numpy()
+    assert chi_square_p(drawn[1:4], p / p.sum()) > 1e-3
+
+
+def test_variance_needs_finite_rewards_that_differ():
+    sampler = GroupSampler("prompt", samples_per_group=1, weight="variance")
+    with pytest.raises(EmptyBufferError, match="no group can be drawn"):
+        buffer(sampler, rows([1, 1, 2], [1.0, 1.0, 0.0])).sample(1)
+    sampler = GroupSampler("prompt", samples_per_group=1, weight="variance")
+    with pytest.raises(ArgumentError, match="weight='variance' needs finite keys, got infinite"):
+        buffer(sampler, rows([1, 1], [1.0, -math.inf])).sample(1)
