@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import CheckpointError
 from gfn_rb.memmaps import files_of, remove_but
-from gfn_rb.sharing import journal_of, require_access
+from gfn_rb.sharing import SlotState, journal_of, require_access
 from gfn_rb.storages import EncodedStorage
 
 # Their state holds that of their members by number, which are saved on their own.
@@ -89,7 +89,8 @@ def replacing(rb: ReplayBuffer, overwrites: bool = True) -> Iterator[list[Replay
     with held(rbs, overwrites) as queues:
         for each in rbs:
             if not members_of(each):
-                require_access(each.storage, each.writer)
+                writer = each.writer if isinstance(each.writer, SlotState) else None
+                require_access(each.storage, writer)
                 if journal := journal_of(each.storage):
                     journal.record_all()
         kept = [_kept(*each, overwrites) for each in zip(rbs, queues, strict=True)]

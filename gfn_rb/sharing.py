@@ -185,7 +185,7 @@ def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
             vars(storage).pop(_STEP, None)
 
 
-def require_access(storage: Storage | None, writer: SlotState) -> None:
+def require_access(storage: Storage | None, writer: SlotState | None) -> None:
     """Raise ArgumentError if this process was forked and does not share a storage with its parent.
 
     The length of a storage is shared by all processes, even where its rows are not.

@@ -249,7 +249,7 @@ def forget_layout(storage: TensorStorage) -> None:
     be in the way.
     """
     if not getattr(storage, "shared_init", False):
-        if not getattr(storage, "existsok", True):
+        if storage._storage is not None and not getattr(storage, "existsok", True):
             for leaf in leaves_of(storage._storage):
                 if path := getattr(leaf, "_filename", None):
                     Path(path).unlink(missing_ok=True)

@@ -195,7 +195,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     def _follow(self, storage: Storage) -> Distribution:
         if self._distribution is None:
             self._column.forget()
-        rows, distribution = self._changed(storage), self._distribution
+        rows, distribution = self._column.changed(storage), self._distribution
         if distribution is not None and rows is not None and not rows.shape[0]:
             return distribution
         values = self._column.values(storage)
@@ -214,11 +214,6 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         if not is_sound:
             self._refuse(values)
         return distribution
-
-    def _changed(self, storage: Storage) -> Tensor | None:
-        """Return the rows that changed since the last call, or None for "perhaps all"."""
-        rows: Tensor | None = self._column.changed(storage)
-        return rows
 
     def _log_weights(self, storage: Storage, value: Tensor, rows: Tensor | None) -> Tensor:
         """Turn the numbers of some rows, all for None, into what the distribution takes."""

@@ -144,12 +144,11 @@ class PrioritySampler(KeySampler):
         version = self._versions.values(storage)
         return log_weight + (version if rows is None else version[rows]) / self.decay
 
-    def _changed(self, storage: Storage) -> Tensor | None:
-        rows = super()._changed(storage)
-        if self.decay == math.inf:
-            return rows
-        others = self._versions.changed(storage)
-        return None if rows is None or others is None else torch.cat([rows, others])
+    def _follow(self, storage: Storage) -> Any:
+        # Rows that were written are known to both columns, and others may have a new version.
+        if self.decay != math.inf and self._versions.changed(storage) is None:
+            self._column.forget()
+        return super()._follow(storage)
 
     def _parameter_changed(self) -> None:
         super()._parameter_changed()
