@@ -74,7 +74,7 @@ def test_states_without_a_decay_can_be_loaded():
 
 
 def test_wrong_uses_are_named():
-    for value in (0, -1.0, math.nan):
+    for value in (0.0, -1.0, math.nan):
         with pytest.raises(ArgumentError, match="decay must be above 0, got"):
             PrioritySampler(decay=value)
     rb = fifo_buffer(4, sampler=PrioritySampler(decay=1.0))
