@@ -102,6 +102,9 @@ def replacing(rb: ReplayBuffer, overwrites: bool = True) -> Iterator[list[Replay
         except BaseException:
             for put_back in kept:
                 put_back()
+            for each in rbs:  # again: an inner block may have written that they were replaced
+                if journal := journal_of(each.storage):
+                    journal.record_all()
             raise
 
 
