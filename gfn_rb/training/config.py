@@ -563,6 +563,9 @@ class BayesianDAGConfig(TrainConfig):
     """Samples to draw where no data is given."""
     data_seed: rules.Seed = field(default=0, metadata={"argument": "seed"})
     """Seed of the network and its samples."""
+    regression: options.RegressionName = "squared"
+    """Cost of a residual: its square, which fits this target sooner, as every graph has some
+    reward; linex, or auto for the default of other environments."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield the options that have no effect with the others, and the condition they need."""
