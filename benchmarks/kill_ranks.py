@@ -9,7 +9,7 @@ instant of the seconds after its first checkpoint kills (SIGKILL) or stops (SIGS
 whatever that does at the moment: sample, learn, send, receive or save.
 
 killed     a rank, under ``--with-ft ulfm``: all others end in failure, and one line names the rank;
-stopped    a rank that answers no more, without fault tolerance: likewise;
+stopped    a rank, without fault tolerance: all others end in failure, and one line names the rank;
 job        any rank, without fault tolerance: the job ends within seconds, in failure.
 
 In each kind ``gfn-rb resume`` then takes the run to its end from the checkpoints.
@@ -193,12 +193,12 @@ def killed(attempt: Try) -> float:
 
 
 def stopped(attempt: Try) -> float:
-    """Stop a rank, and return likewise."""
+    """Stop a rank, resume the run, and return how long it took the job to end, in seconds."""
     return _ended(attempt, signal.SIGSTOP, "is lost: ")
 
 
 def job(attempt: Try) -> float:
-    """Kill a rank of a job without fault tolerance, and return likewise."""
+    """Do as ``killed`` without fault tolerance, where no line has to name the rank."""
     return _ended(attempt, signal.SIGKILL, "")
 
 
