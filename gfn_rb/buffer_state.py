@@ -91,21 +91,24 @@ def replacing(rb: ReplayBuffer, overwrites: bool = True) -> Iterator[list[Replay
             if not members_of(each):
                 writer = each.writer if isinstance(each.writer, SlotState) else None
                 require_access(each.storage, writer)
-                if journal := journal_of(each.storage):
-                    journal.record_all()
+        _record_all(rbs)
         kept = [_kept(*each, overwrites) for each in zip(rbs, queues, strict=True)]
         try:
             yield rbs
-            for each in rbs if overwrites else ():
-                if journal := journal_of(each.storage):
-                    journal.record_all()
+            if overwrites:
+                _record_all(rbs)
         except BaseException:
             for put_back in kept:
                 put_back()
-            for each in rbs:  # again: an inner block may have written that they were replaced
-                if journal := journal_of(each.storage):
-                    journal.record_all()
+            _record_all(rbs)  # again: an inner block may have written that they were replaced
             raise
+
+
+def _record_all(rbs: list[ReplayBuffer]) -> None:
+    """Have the journals of buffers write all rows when the block of their locks ends."""
+    for rb in rbs:
+        if journal := journal_of(rb.storage):
+            journal.record_all()
 
 
 def _kept(rb: ReplayBuffer, queue: Any, overwrites: bool) -> Callable[[], None]:
