@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -275,6 +276,23 @@ def linear_policy(env, is_backward, seed=1):
     policy = policy_of(lambda state: env.encode(state) @ weight, is_backward)
     policy.weight = weight
     return policy
+
+
+class Fault:
+    """A trace that raises an error at the n-th line that a call executes in code it may strike."""
+
+    def __init__(self, kind, at, may_strike):
+        self.kind, self.left, self.may_strike = kind, at, may_strike
+
+    def __call__(self, frame, event, _):
+        if not self.may_strike(frame.f_code):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise self.kind("injected")
+        return self
 
 
 def journaled(rb, journal=None, sync="interval", secret=None):

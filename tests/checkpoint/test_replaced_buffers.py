@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torchrl
-from factories import assert_equal, journaled, objects, seeded
+from factories import Fault, assert_equal, journaled, objects, seeded
 from torchrl.data import LazyMemmapStorage, ListStorage
 
 import gfn_rb
@@ -110,21 +110,9 @@ WITHOUT = {("folder", "list"), ("state", "list"), ("empty", "merged"), ("folder"
 POINTS = {"points": 0, "parts": 0}
 
 
-class Fault:
-    """Raises at the n-th line that a call executes, in gfn_rb or in TorchRL's buffers."""
-
-    def __init__(self, kind, at):
-        self.kind, self.left = kind, at
-
-    def __call__(self, frame, event, _):
-        if not frame.f_code.co_filename.startswith(ROOTS):
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                raise self.kind("injected")
-        return self
+def may_strike(code):
+    """Whether a function is of gfn_rb or of TorchRL's buffers."""
+    return code.co_filename.startswith(ROOTS)
 
 
 @pytest.mark.filterwarnings(
@@ -161,7 +149,7 @@ def test_an_exception_at_any_line_changes_nothing(call, kind, is_journaled, requ
             rb = made(n_batches)
             before = content(rb)
             error = FAULTS[at % 3]
-            fault = Fault(error, at)
+            fault = Fault(error, at, may_strike)
             sys.settrace(fault)
             try:
                 with contextlib.suppress(Exception, KeyboardInterrupt):

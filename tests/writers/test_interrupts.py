@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from factories import Fault
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
@@ -48,30 +49,13 @@ def rows(seed, n=6):
     return TensorDict(content, [n])
 
 
-class Fault:
-    """Raises at the n-th line of the package that a call executes."""
-
-    def __init__(self, kind, at):
-        self.kind, self.left = kind, at
-
-    def __call__(self, frame, event, _):
-        # A signal cannot strike between the end of a block and the release of its lock, as a
-        # trace can.
-        code = frame.f_code
-        if not code.co_filename.startswith(ROOT) or code.co_name == "one_write":
-            return None
-        if code.co_filename.endswith("sharing.py") and code.co_name in (
-            "settle",
-            "_undo",
-            "roll_back",
-        ):
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                raise self.kind("injected")
-        return self
+def may_strike(code):
+    """Whether an exception can come out of the code of a function."""
+    # A signal cannot strike between the end of a block and the release of its lock, as a trace can.
+    if not code.co_filename.startswith(ROOT) or code.co_name == "one_write":
+        return False
+    settles = code.co_name in ("settle", "_undo", "roll_back")
+    return not (settles and code.co_filename.endswith("sharing.py"))
 
 
 def content(rb):
@@ -120,7 +104,7 @@ def test_an_exception_at_any_line_changes_nothing(writer, storage, call, request
         while True:
             rb = made(writer, storage, n_batches)
             before = content(rb)
-            fault = Fault(FAULTS[at % 3], at)
+            fault = Fault(FAULTS[at % 3], at, may_strike)
             sys.settrace(fault)
             with suppress(FAULTS[at % 3]):
                 CALLS[call](rb)
@@ -173,7 +157,7 @@ def test_an_interrupted_empty_removes_all_or_nothing(make, unique):
     emptied.extend(rows(9))
     while left <= 0:
         rb, at = filled(), at + 1
-        fault = Fault(FAULTS[at % 3], at)
+        fault = Fault(FAULTS[at % 3], at, may_strike)
         sys.settrace(fault)
         with suppress(FAULTS[at % 3]):
             rb.empty()
