@@ -156,8 +156,7 @@ class EvictionOrder:
         key: Float64[np.ndarray, "m"],
         rank: Int64[np.ndarray, "m"],
     ) -> None:
-        """Follow rows just written to a storage that the order matched before."""
-        self.ranks(storage).numpy()[slot] = rank
+        """Follow rows just written to a storage that the order matched before, and their ranks."""
         self.order.put(slot, key, rank)
         self.now_matches(storage)
 

@@ -519,7 +519,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             move.close_holes(storage, stored)
             compat.raise_slot_generations(storage, move.slots(stored))
             self._announce(torch.cat([move.target, move.hole]))
-            order.update(storage, target, key, order.rank(row))
+            order.ranks(storage).numpy()[target] = rank = order.rank(row)
+            order.update(storage, target, key, rank)
             order.move(storage, move, stored)
         for synced, prepared in known:
             synced.replace(move, prepared, stored, order.version)
@@ -555,6 +556,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         copies = copies_to(storage, slot, data, torch.from_numpy(row))
         if copies is None:
             self._write_part(data, row, target, length)
+            ranks.numpy()[target] = rank
         else:
             copies += compat.raised_generations(storage, slot)
 
