@@ -46,8 +46,10 @@ class ObjectIndex:
         n = rb.storage.max_size
         self.number = np.full(n, -1)  # of the object in each row, -1 for an empty one
         self.arrival = np.zeros(n, np.int64)  # by number; it grows with each arrival
-        self.sent = np.zeros((n, n_ranks), bool)  # by number and rank, whether it came from there
-        self.given = np.zeros((n, n_ranks), bool)  # and whether it was given to the rank
+        # By number and rank, those of a rank side by side: whether it came from there, and whether
+        # it was given to the rank.
+        self.sent = np.zeros((n, n_ranks), bool, order="F")
+        self.given = np.zeros((n, n_ranks), bool, order="F")
         self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)

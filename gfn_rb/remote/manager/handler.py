@@ -242,7 +242,7 @@ class MessageHandler:
         if self._drops:
             # A checkpoint or its owner may have written to the buffer: the index is refreshed
             # before it is asked, and again once rows are in.
-            self._feeder.offer(index.refresh())
+            index.refresh()
             new, known = index.new(objects)
             index.sent[known, sender] = True
         n_new, n_stored = len(new), 0
@@ -253,9 +253,8 @@ class MessageHandler:
             slots = slots[slots >= 0]
             n_stored = slots.shape[0]
             try:
-                changed = index.refresh()
+                index.refresh()
                 index.sent[index.number[slots.numpy()], sender] = True
-                self._feeder.offer(changed)
             except Exception as error:  # rows that are stored are not refused
                 log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
         return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}

@@ -1,8 +1,7 @@
-import math
-
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from remote.remote_runs import objects, transitions
 from statistics_of_draws import chi_square_p
 
@@ -10,90 +9,57 @@ from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import Subscription
 from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.feeding.subscriber import Diverse, Newest, Softmax, Top
+from gfn_rb.remote.feeding.subscriber import POLICIES, Candidates
 
 
-def index(n, log_reward=None):
-    rb = fifo_buffer(n)
-    rb.extend(objects(range(n), log_reward))
-    return ObjectIndex(rb)
+def candidates(log_reward, items=None, generator=None):
+    """All rows of a buffer, in the order of their arrival."""
+    rows = np.arange(len(log_reward))
+    rb = fifo_buffer(len(rows))
+    rb.extend(objects(rows.tolist(), log_reward) if items is None else items)
+    return Candidates(ObjectIndex(rb), rows, np.array(log_reward), rows, generator)
 
 
-def filled(kind, log_reward):
-    log_reward = torch.tensor(log_reward)
-    rows = torch.arange(len(log_reward))
-    rng = torch.Generator().manual_seed(0)
-    policy = kind(index(len(log_reward), log_reward), rng)
-    policy.put(rows, log_reward, rows)
-    return policy
+def chosen(policy, k, *args):
+    return POLICIES[policy](candidates(*args), k).tolist()
 
 
-changes = st.lists(
-    st.tuples(
-        st.integers(0, 39), st.one_of(st.none(), st.integers(-3, 3).map(float), st.just(-math.inf))
-    ),
-    max_size=30,
-)
-
-
-@pytest.mark.parametrize("kind", [Top, Newest])
-@settings(max_examples=60)
-@given(changes, st.integers(1, 50))
-def test_orders_agree_with_sorting(kind, changes, k):
-    policy, inside = kind(index(40)), {}
-    for arrival, (row, log_reward) in enumerate(changes):
-        if log_reward is None:
-            policy.remove(torch.tensor([row]))
-            inside.pop(row, None)
-        else:
-            policy.put(torch.tensor([row]), torch.tensor([log_reward]), torch.tensor([arrival]))
-            inside[row] = (log_reward, arrival)
-    inside = {row: pair for row, pair in inside.items() if pair[0] > -math.inf}
-    by = (lambda r: inside[r]) if kind is Top else (lambda r: inside[r][1])
-    expected = sorted(inside, key=by, reverse=True)[:k]
-    picked = policy.pick(k).tolist()
-    assert sorted(picked) == sorted(expected)
-    keys = [inside[row][0 if kind is Top else 1] for row in picked]
-    assert keys == sorted(keys, reverse=True)
+@pytest.mark.parametrize("policy", ["top", "newest"])
+@given(st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=30), st.integers(1, 40))
+def test_orders_agree_with_sorting(policy, log_reward, k):
+    key = [(value if policy == "top" else 0, row) for row, value in enumerate(log_reward)]
+    expected = sorted(range(len(key)), key=key.__getitem__, reverse=True)[:k]
+    assert chosen(policy, k, log_reward) == expected
 
 
 def test_softmax_draws_have_their_law():
-    log_reward = [0.0, 1.0, 2.0, -math.inf, 1e-3]
-    policy, counts = filled(Softmax, log_reward), torch.zeros(5)
+    log_reward, counts = [0.0, 1.0, 2.0, -2.0, 1e-3], torch.zeros(5)
+    found = candidates(log_reward, None, torch.Generator().manual_seed(0))
     for _ in range(1500):
-        counts[policy.pick(1)] += 1
+        counts[POLICIES["softmax"](found, 1)] += 1
     assert chi_square_p(counts, torch.tensor(log_reward).softmax(0)) > 1e-3
 
 
-def test_diverse_picks_are_far_apart():
+def test_diverse_choices_are_far_apart():
     # The states are [v, 0] for v = row: the best of 64 is 50, furthest from it 0, then 63 or 25.
-    log_reward = torch.zeros(64)
-    log_reward[50] = 1.0
-    policy = filled(Diverse, log_reward.tolist())
-    assert policy.pick(8)[:3].tolist() == [50, 0, 25]
+    log_reward = [0.0] * 50 + [1.0] + [0.0] * 13
+    assert chosen("diverse", 8, log_reward)[:3] == [50, 0, 25]
 
 
 def test_diverse_distances_are_sums_over_the_state():
-    rb = fifo_buffer(3)
-    items = objects(range(3), [2.0, 1.0, 0.0])
-    rb.extend(items.set("state", torch.tensor([[0, 0], [5, 0], [3, 3]])))
-    policy = Diverse(ObjectIndex(rb))
-    policy.put(torch.arange(3), items["log_reward"], torch.arange(3))
-    assert policy.pick(2).tolist() == [0, 2]
+    log_reward = [2.0, 1.0, 0.0]
+    items = objects(range(3), log_reward).set("state", torch.tensor([[0, 0], [5, 0], [3, 3]]))
+    assert chosen("diverse", 2, log_reward, items) == [0, 2]
 
 
-def test_diverse_picks_come_from_the_best():
-    policy = filled(Diverse, torch.arange(64.0).tolist())
-    assert min(policy.pick(2).tolist()) == 64 - 16  # a pool of 8 times as many
-    assert policy.pick(2)[0] == 63
+def test_diverse_choices_come_from_the_best():
+    found = chosen("diverse", 2, [float(i) for i in range(64)])
+    assert (found[0], min(found)) == (63, 64 - 16)  # a pool of 8 times as many
 
 
 def test_diverse_transitions_are_the_best_ones():
-    rb = fifo_buffer(20)
-    rb.extend(transitions(range(20)))
-    policy = Diverse(ObjectIndex(rb))
-    policy.put(torch.arange(20), torch.arange(20.0), torch.arange(20))
-    assert policy.pick(2).tolist() == [19, 18]
+    log_reward = [float(i) for i in range(20)]
+    assert chosen("diverse", 2, log_reward, transitions(range(20))) == [19, 18]
 
 
 @pytest.mark.parametrize("policy", ["best", "", 3, ["top"]])
