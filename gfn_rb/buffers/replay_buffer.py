@@ -233,19 +233,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             at least 0. Older rows are removed, and rejected when offered. Rows need a
             ``policy_version``. Another row takes the slot of a removed one, and a
             :class:`~gfn_rb.PrioritySampler` treats it as new.
-        **options: keywords below, and the rarer ones of a ``ReplayBuffer``.
-
-    Keyword Args:
-        storage: storage of the rows. Default: a ``ListStorage`` of 1,000 rows.
-        sampler: sampler. Default: uniform, with replacement.
-        writer: writer. Default: round robin.
-        transform: ``Transform`` or callable, applied to added and drawn rows. Default: None.
-        batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
-            requires ``sample(n)``.
-        prefetch: number of batches to draw ahead, at least 0. Default: 0.
-        generator: ``torch.Generator`` of the draws. Default: PyTorch's global generator.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        priority_key: entry of a batch that holds new priorities. Default: "td_error".
+        **options: other options of a ``TensorDictReplayBuffer``, of which
+            :class:`~gfn_rb.buffers.BufferOptions` has most. Default of ``storage``: a
+            ``ListStorage`` of 1,000 rows.
 
     Attributes:
         counts_rows: whether rows are counted.

@@ -309,13 +309,7 @@ class BalanceLoss(Loss[C]):
         log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
             with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
             requires_grad=True)`` under the current policy. Default: "computed".
-        **options: keywords below.
-
-    Keyword Args:
-        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
-            :func:`~gfn_rb.losses.linex` is another.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
-            log-reward of -inf raises an error.
+        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none, or an option is out of range.

@@ -85,16 +85,8 @@ class DetailedBalance(StateFlowLoss[Transitions]):
             :class:`~gfn_rb.policies.UniformBackwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
-        **options: keywords below.
-
-    Keyword Args:
-        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
-            :func:`~gfn_rb.losses.linex` is another.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
-            log-reward of -inf raises an error.
-        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
-            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
-            requires_grad=True)``. Default: "computed".
+        **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
+            :class:`~gfn_rb.losses.BalanceLoss`.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none, or an option is out of range.
@@ -149,13 +141,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
             :class:`~gfn_rb.policies.UniformBackwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
-        **options: keywords below.
-
-    Keyword Args:
-        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
-            :func:`~gfn_rb.losses.linex` is another.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
-            log-reward of -inf raises an error.
+        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none, or an option is out of range.

@@ -39,13 +39,7 @@ class FlowMatching(SumLoss[States]):
         forward_policy: module whose logits are log F(s, a), such as
             :class:`~gfn_rb.policies.ForwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
-        **options: keywords below.
-
-    Keyword Args:
-        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
-            :func:`~gfn_rb.losses.linex` is another.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
-            log-reward of -inf raises an error.
+        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none, or an option is out of range.

@@ -43,16 +43,8 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
             trajectories, or with None if they have none. It returns one number, as
             :class:`~gfn_rb.policies.LogZ` does, or one per trajectory, as
             :class:`~gfn_rb.policies.ConditionalLogZ` does.
-        **options: keywords below.
-
-    Keyword Args:
-        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
-            :func:`~gfn_rb.losses.linex` is another.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
-            log-reward of -inf raises an error.
-        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
-            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
-            requires_grad=True)``. Default: "computed".
+        **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
+            :class:`~gfn_rb.losses.BalanceLoss`.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none, or an option is out of range.
@@ -130,16 +122,8 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
         subtb_lambda: weight of each further step, above 0. It may change between calls.
-        **options: keywords below.
-
-    Keyword Args:
-        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
-            :func:`~gfn_rb.losses.linex` is another.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
-            log-reward of -inf raises an error.
-        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
-            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
-            requires_grad=True)``. Default: "computed".
+        **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
+            :class:`~gfn_rb.losses.BalanceLoss`.
 
     Raises:
         ArgumentError: a policy has the wrong direction or none, or an option is out of range.

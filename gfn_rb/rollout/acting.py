@@ -38,15 +38,8 @@ class ActionSampler(TensorDictModuleBase):
         save_logprobs: whether to write "log_prob", in nats, of the distribution drawn from.
         env: the environment; required for a :class:`~gfn_rb.envs.ContinuousEnv`, which makes
             actions of parameters.
-        **policy_kwargs: keywords below.
-
-    Keyword Args:
-        epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-        temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
-        noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
-        exit_bias: number subtracted from the logit of the exit action; forward policies only.
-            Default: 0.
-        generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global generator.
+        **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
+            ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
 
     Raises:
         ArgumentError: the policy is not forward, or an option is unknown or out of range.

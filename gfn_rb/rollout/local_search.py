@@ -94,16 +94,8 @@ class LocalSearchSampler(Sampler):
             use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
                 is accepted if its reward is strictly higher.
             debug: whether to compare the proposals with those that a plain loop puts together.
-            **policy_kwargs: keywords below.
-
-        Keyword Args:
-            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
-            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
-            exit_bias: number subtracted from the logit of the exit action; forward policies only.
-                Default: 0.
-            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
-                generator.
+            **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
+                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
 
         Returns:
             The proposals as forward trajectories, accepted or not, and which rows were accepted,
@@ -167,15 +159,8 @@ class LocalSearchSampler(Sampler):
             back_ratio: share of moves to undo, above 0 and at most 1, rounded up.
             use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
                 is accepted if its reward is strictly higher.
-            **policy_kwargs: keywords below.
-
-        Keyword Args:
-            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
-            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
-            exit_bias: number subtracted from the logit of the exit action. Default: 0.
-            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
-                generator.
+            **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
+                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
 
         Returns:
             n * (1 + n_local_search_loops) trajectories: the sampled ones, then each loop's

@@ -73,16 +73,8 @@ class Sampler:
             conditions: one condition per state, [n, *C], if the environment has conditions.
             save_estimator_outputs: whether to return the policy's logits.
             save_logprobs: whether to return the log-probability of each action, in nats.
-            **policy_kwargs: keywords below.
-
-        Keyword Args:
-            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
-            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
-            exit_bias: number subtracted from the logit of the exit action; forward policies only.
-                Default: 0.
-            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
-                generator.
+            **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
+                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
 
         Returns:
             A named tuple of action [n], log_prob [n] or None, estimator_output [n, A] or None.
@@ -131,16 +123,8 @@ class Sampler:
                 Default: the environment computes them once.
             requires_grad: whether saved log-probabilities have a gradient, for losses with
                 ``log_pf="stored"``. It requires ``save_logprobs=True`` and no exploration.
-            **policy_kwargs: keywords below.
-
-        Keyword Args:
-            epsilon: share of uniformly random legal actions, 0 to 1. Default: 0.
-            temperature: divisor of the logits, above 0; above 1 flattens. Default: 1.
-            noise: standard deviation of Gaussian noise on each logit, at least 0. Default: 0.
-            exit_bias: number subtracted from the logit of the exit action; forward policies only.
-                Default: 0.
-            generator: ``torch.Generator`` of all random numbers. Default: PyTorch's global
-                generator.
+            **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
+                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
 
         Returns:
             Trajectories padded to the longest one; ``is_backward`` is set if the policy is
