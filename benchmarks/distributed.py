@@ -52,7 +52,7 @@ from gfn_rb.remote import (
     ReplayBufferManager,
     ReplayBufferWorker,
 )
-from gfn_rb.remote.worker.options import Mode
+from gfn_rb.remote.options import Mode
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
 from gfn_rb.transports.launch import launched
 

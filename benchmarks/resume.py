@@ -47,7 +47,7 @@ from gfn_rb.codec.files import ValueFile
 from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import CONDITION, NEXT_DONE, STATE
-from gfn_rb.remote.protocol.messages import OUTCOMES
+from gfn_rb.remote.messages import OUTCOMES
 from gfn_rb.training import DRAW, KEEP, FeedOptions, ManagersOptions, SearchOptions
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.session.folder import RunFolder

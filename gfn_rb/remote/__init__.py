@@ -1,11 +1,10 @@
 """Buffers across ranks: workers send items to managers, which score, keep and share them."""
 
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
-from gfn_rb.remote.manager.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
-from gfn_rb.remote.manager.manager import ReplayBufferManager
-from gfn_rb.remote.protocol.messages import SenderStatistics
-from gfn_rb.remote.worker.accounts import Reply, WorkerStatistics
-from gfn_rb.remote.worker.options import (
+from gfn_rb.remote.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
+from gfn_rb.remote.manager import ReplayBufferManager
+from gfn_rb.remote.messages import Reply, SenderStatistics, WorkerStatistics
+from gfn_rb.remote.options import (
     Awaited,
     BaselineFilter,
     Deferred,
@@ -13,8 +12,7 @@ from gfn_rb.remote.worker.options import (
     NonBlocking,
     Subscription,
 )
-from gfn_rb.remote.worker.queries import ManagerQueries
-from gfn_rb.remote.worker.worker import ReplayBufferWorker
+from gfn_rb.remote.worker import ManagerQueries, ReplayBufferWorker
 
 __all__ = [
     "Awaited",

@@ -39,8 +39,8 @@ from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.checkpoint import journal, load_checkpoint, save_checkpoint
 from gfn_rb.errors import CheckpointError
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, Kind
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.transports import LocalTransport
 

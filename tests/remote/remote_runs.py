@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 from factories import objects, trajectories, transitions  # noqa: F401
 
-from gfn_rb.remote.protocol.ownership import shares
+from gfn_rb.remote.ranks import shares
 from gfn_rb.transports.local import LocalTransport
 
 LIMIT = 20.0  # seconds that no thread of a test ever takes

@@ -18,7 +18,7 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.protocol.messages import OUTCOMES
+from gfn_rb.remote.messages import OUTCOMES
 
 MESSAGES = int(os.environ.get("GFN_RB_MESSAGES", "30"))
 

@@ -12,8 +12,8 @@ from gfn_rb.containers import convert
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, WireError
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, Kind
 
 DNA, GRID, WARM = TFBind8(), HyperGrid(2, 9), ConditionalHyperGrid(2, 6)
 

@@ -35,8 +35,8 @@ from gfn_rb.codec.layout import Prefix
 from gfn_rb.codec.secret import Secret
 from gfn_rb.envs import HyperGrid
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 MESSAGES = int(os.environ.get("GFN_RB_FUZZ", "400"))  # of each kind
 SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which a kind ends, however many

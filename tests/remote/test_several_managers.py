@@ -22,7 +22,7 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.protocol.messages import OUTCOMES
+from gfn_rb.remote.messages import OUTCOMES
 
 SCHEDULES = int(os.environ.get("GFN_RB_SCHEDULES", "2"))  # for each number of managers
 POLICIES = ("top", "newest", "softmax", "diverse")

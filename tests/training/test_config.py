@@ -11,7 +11,7 @@ from training.training_runs import grid
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES
-from gfn_rb.remote.feeding.subscriber import POLICIES
+from gfn_rb.remote.feeding import POLICIES
 from gfn_rb.training import (
     DRAW,
     KEEP,

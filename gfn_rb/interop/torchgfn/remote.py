@@ -14,8 +14,8 @@ from tensordict import TensorDict, TensorDictBase
 from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.errors import ArgumentError, RemoteError
 from gfn_rb.remote import BaselineFilter, ManagerQueries, Mode, ReplayBufferWorker, Reply
-from gfn_rb.remote.worker.accounts import SentBatch
-from gfn_rb.remote.worker.options import Payload
+from gfn_rb.remote.messages import SentBatch
+from gfn_rb.remote.options import Payload
 from gfn_rb.torchrl_compat import default_store
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
 

@@ -30,8 +30,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WorkerError,
 )
-from gfn_rb.remote.protocol.membership import LOST
-from gfn_rb.remote.protocol.ownership import RankRoles, assign_roles
+from gfn_rb.remote.ranks import LOST, RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import RefusedError, run
 from gfn_rb.training.session.folder import RunFolder, run_secret, write_json

@@ -18,8 +18,8 @@ from gfn_rb.checkpoint import Journal
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import WorkerError
 from gfn_rb.keys import POLICY_VERSION
-from gfn_rb.remote.manager.baseline import Baseline
-from gfn_rb.remote.protocol.ownership import RankRoles
+from gfn_rb.remote.baseline import Baseline
+from gfn_rb.remote.ranks import RankRoles
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.torchrl_compat import generator_of

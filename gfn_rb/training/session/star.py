@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from gfn_rb.errors import PeerLostError, WorkerError
-from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame
+from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
 from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import Transport
 from gfn_rb.transports.deadline import Deadline, ShutdownBudget

@@ -8,8 +8,7 @@ from statistics_of_draws import chi_square_p
 from gfn_rb import fifo_buffer
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import Subscription
-from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.feeding.subscriber import POLICIES, Candidates
+from gfn_rb.remote.feeding import POLICIES, Candidates, ObjectIndex
 
 
 def candidates(log_reward, items=None, generator=None):

@@ -8,7 +8,7 @@ from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
-from gfn_rb.remote.feeding.object_index import ObjectIndex
+from gfn_rb.remote.feeding import ObjectIndex
 
 ALL = torch.arange(3)
 VALUES = range(8)

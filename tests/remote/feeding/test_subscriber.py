@@ -7,7 +7,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding.subscriber import Feeder, Subscriber
+from gfn_rb.remote.feeding import Feeder, Subscriber
 
 
 def terms(quota=2, policy="top", own=False, fresh=True):

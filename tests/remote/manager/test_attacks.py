@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 KEYS = ("stored", "rejected", "duplicates", "scored", "refused")
 
@@ -294,7 +294,7 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
     handler, broken = scene.manager, Broken(error)
     target = {
         "take": (scene.manager._channel, "take"),
-        "decode": ("gfn_rb.remote.protocol.channel.decode_frame",),
+        "decode": ("gfn_rb.remote.channel.decode_frame",),
         "batch": (handler, "_handle_batch"),
         "feed": (handler._feeder, "next_for"),
         "baseline": (handler._baseline, "value"),

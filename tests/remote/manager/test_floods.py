@@ -6,8 +6,8 @@ from remote.remote_runs import group, objects
 
 from gfn_rb import fifo_buffer
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, Kind
 
 SECONDS = 0.25  # what the answer to a question takes, by the clock of these tests
 
@@ -82,7 +82,7 @@ def test_who_asks_for_all_rows_takes_the_answer_before_asking_again(tmp_path):
 
 @pytest.mark.parametrize(("name", "bound"), [("MAX_UNREAD", 20), ("MAX_UNREAD_NBYTES", 50_000)])
 def test_who_leaves_answers_unread_is_lost_and_sent_no_more(name, bound, monkeypatch, caplog):
-    monkeypatch.setattr(f"gfn_rb.remote.manager.handler.{name}", bound)
+    monkeypatch.setattr(f"gfn_rb.remote.handler.{name}", bound)
     mine, theirs = group(2)
     wide = lambda rows, sender: {"each": torch.zeros(len(rows), 300)}  # noqa: E731
     manager, link = ReplayBufferManager(mine, fifo_buffer(9), wide), FrameChannel(theirs)

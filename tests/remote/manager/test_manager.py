@@ -8,8 +8,8 @@ from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 
 class Client:

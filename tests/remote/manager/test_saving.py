@@ -7,8 +7,8 @@ from gfn_rb import fifo_buffer, reward_prioritized_buffer, save_checkpoint
 from gfn_rb.checkpoint import Journal
 from gfn_rb.errors import CheckpointError
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, Kind
 
 
 def made(rb, **kwargs):

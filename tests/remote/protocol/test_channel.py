@@ -10,7 +10,7 @@ from gfn_rb.errors import (
     TransportClosedError,
     TransportTimeoutError,
 )
-from gfn_rb.remote.protocol.channel import FrameChannel
+from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.transports.base import SendHandle
 
 
@@ -100,7 +100,7 @@ class Stuck(SendHandle):
 
 def test_all_frames_have_the_same_time_to_leave(monkeypatch):
     now = iter([0.0, 1.0, 9.0])
-    monkeypatch.setattr("gfn_rb.remote.protocol.channel.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("gfn_rb.remote.channel.time.monotonic", lambda: next(now))
     link, waits = FrameChannel(group(1)[0]), []
     link._in_flight.update({1: deque([Stuck(waits)]), 2: deque([Stuck(waits)])})
     assert link.flush(5.0) == 2

@@ -1,6 +1,6 @@
 import time
 
-from gfn_rb.remote.protocol.membership import ACTIVE, EXPECTED, GONE, LOST, REFUSED, Membership
+from gfn_rb.remote.ranks import ACTIVE, EXPECTED, GONE, LOST, REFUSED, Membership
 
 
 class Clock:

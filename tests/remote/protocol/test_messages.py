@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.protocol.messages import describe_error, one_line, pack, remote_error
+from gfn_rb.remote.messages import describe_error, one_line, pack, remote_error
 
 
 def caught(message):

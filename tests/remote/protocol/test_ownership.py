@@ -7,7 +7,7 @@ from remote.remote_runs import owners_of as owners
 from gfn_rb import CompactRows
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.policies import ForwardPolicy
-from gfn_rb.remote.protocol.ownership import shares
+from gfn_rb.remote.ranks import shares
 from gfn_rb.rollout import Sampler
 
 

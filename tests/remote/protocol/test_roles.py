@@ -5,7 +5,7 @@ from hypothesis import given, strategies as st
 from remote.remote_runs import group
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.protocol.ownership import RankRoles, assign_roles, check_ranks, check_roles
+from gfn_rb.remote.ranks import RankRoles, assign_roles, check_ranks, check_roles
 
 
 @pytest.mark.parametrize(

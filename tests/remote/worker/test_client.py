@@ -7,8 +7,8 @@ from tensordict import TensorDict
 
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ReplayBufferWorker
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.transports.deadline import Deadline
 
 

@@ -17,8 +17,8 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.protocol.channel import FrameChannel
-from gfn_rb.remote.protocol.messages import DATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
 
 MODES = [Awaited, Deferred, lambda: NonBlocking(99)]
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}

@@ -3,7 +3,7 @@ import torch
 from remote.remote_runs import objects
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.worker.options import BaselineFilter, NonBlocking
+from gfn_rb.remote.options import BaselineFilter, NonBlocking
 
 
 def sent(rows):

@@ -21,7 +21,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WorkerError,
 )
-from gfn_rb.remote.protocol.ownership import assign_roles
+from gfn_rb.remote.ranks import assign_roles
 from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOptions
 from gfn_rb.training.session.distributed import check_journals, run_with_threads
 from gfn_rb.training.session.folder import RunFolder

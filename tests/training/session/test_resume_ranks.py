@@ -16,7 +16,7 @@ from transports.ranks import environment
 
 from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import CheckpointMismatchError, NaNError, WorkerError
-from gfn_rb.remote.protocol.ownership import assign_roles
+from gfn_rb.remote.ranks import assign_roles
 from gfn_rb.training.session import RefusedError, distributed
 from gfn_rb.training.session.distributed import agree_on_step, run_rank
 from gfn_rb.training.session.folder import RunFolder

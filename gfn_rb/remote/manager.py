@@ -27,12 +27,11 @@ from gfn_rb.checkpoint import (
 )
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.manager.baseline import Baseline, MinBaseline
-from gfn_rb.remote.manager.handler import MessageHandler
-from gfn_rb.remote.protocol.channel import FrameChannel, check_rows
-from gfn_rb.remote.protocol.membership import Membership
-from gfn_rb.remote.protocol.messages import Kind, ScoreFunction, one_line
-from gfn_rb.remote.protocol.ownership import check_roles
+from gfn_rb.remote.baseline import Baseline, MinBaseline
+from gfn_rb.remote.channel import FrameChannel, check_rows
+from gfn_rb.remote.handler import MessageHandler
+from gfn_rb.remote.messages import Kind, ScoreFunction, one_line
+from gfn_rb.remote.ranks import Membership, check_roles
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.reward import RewardPrioritizedWriter
 from gfn_rb.writers.rows import shallow_copy

@@ -26,7 +26,7 @@ from gfn_rb.errors import (
     WireError,
 )
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, LOG_REWARD, STATE
-from gfn_rb.remote.protocol.messages import Kind, remote_error
+from gfn_rb.remote.messages import Kind, remote_error
 from gfn_rb.shapes import Float
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
 from gfn_rb.writers.rows import check_number, scalar_key

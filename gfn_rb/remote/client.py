@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from tensordict import TensorDictBase
 
 from gfn_rb.buffers.compact import CompactRows
@@ -19,24 +18,25 @@ from gfn_rb.errors import (
     GfnRbError,
     PeerLostError,
     RemoteError,
-    ShapeError,
     TransportTimeoutError,
 )
-from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
-from gfn_rb.remote.protocol.membership import LOST, Membership
-from gfn_rb.remote.protocol.messages import (
+from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
+from gfn_rb.remote.messages import (
     DATA_TAG,
-    OUTCOMES,
     PROTOCOL,
     Kind,
-    Scores,
+    Reply,
+    SentBatch,
+    SentShare,
+    WorkerStatistics,
     is_finite,
     is_number,
     one_line,
+    outcomes_in,
     remote_error,
+    scores_in,
 )
-from gfn_rb.remote.protocol.ownership import shares
-from gfn_rb.remote.worker.accounts import Reply, SentBatch, SentShare, WorkerStatistics
+from gfn_rb.remote.ranks import LOST, Membership, shares
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, ShutdownBudget
 from gfn_rb.writers.rows import select_rows
@@ -328,7 +328,7 @@ class ManagerClient:
         self._give_up([each for each in self.unanswered_by(rank) if each < number])
         error = remote_error(rank, meta["error"]) if "error" in meta else None
         try:
-            outcomes, scores = _outcomes(meta, share.n), _scores(meta, message.scores, share.n)
+            outcomes, scores = outcomes_in(meta, share.n), scores_in(meta, message.scores, share.n)
             self._update_baseline(rank, meta)
         except Exception as nonsense:
             self._errors.append(_nonsense(rank, nonsense))
@@ -425,27 +425,3 @@ def answer_of(rank: int) -> Iterator[None]:
 def _nonsense(rank: int, error: Exception) -> RemoteError:
     why = one_line(f"{type(error).__name__}: {error}")
     return RemoteError(rank, f"its answer makes no sense: {why}")
-
-
-def _outcomes(meta: Mapping[str, Any], n: int) -> dict[str, int]:
-    """Return the outcomes of n rows that were sent."""
-    said = meta.get("outcomes")
-    known = {k: said[k] for k in OUTCOMES if k in said} if isinstance(said, dict) else {}
-    if any(type(count) is not int or count < 0 for count in known.values()):
-        raise ArgumentError(f"outcomes must be counts, got {said!r:.200}")
-    if sum(known.values()) != n:
-        raise ArgumentError(f"outcomes must add up to the {n} rows sent, got {said!r:.200}")
-    return known
-
-
-def _scores(meta: Mapping[str, Any], rows: TensorDictBase | None, n: int) -> Scores:
-    """Return the scores of n rows that were sent."""
-    numbers = meta.get("scores")
-    if not isinstance(numbers, dict) or {*map(type, numbers.values())} - {int, float}:
-        raise ArgumentError(f"scores must be numbers by name, got {numbers!r:.200}")
-    if rows is not None and len(rows) != n:
-        raise ShapeError(f"scores must be of the {n} rows sent, got {len(rows)}")
-    scores: Scores = {name: float(value) for name, value in numbers.items()}
-    if rows is not None:
-        scores.update({str(name): torch.as_tensor(value) for name, value in rows.items()})
-    return scores

@@ -19,11 +19,10 @@ from gfn_rb.errors import (
     TransportError,
     WireVersionError,
 )
-from gfn_rb.remote.feeding.subscriber import Feeder
-from gfn_rb.remote.manager.baseline import Baseline
-from gfn_rb.remote.protocol.channel import FrameChannel, ReceivedFrame, check_rows
-from gfn_rb.remote.protocol.membership import GONE, LOST, REFUSED, Membership, State
-from gfn_rb.remote.protocol.messages import (
+from gfn_rb.remote.baseline import Baseline
+from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
+from gfn_rb.remote.feeding import Feeder
+from gfn_rb.remote.messages import (
     DATA_TAG,
     METADATA_TAG,
     PROTOCOL,
@@ -35,6 +34,7 @@ from gfn_rb.remote.protocol.messages import (
     one_line,
     pack,
 )
+from gfn_rb.remote.ranks import GONE, LOST, REFUSED, Membership, State
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope, SendHandle
 from gfn_rb.writers.rows import select_rows, shallow_copy

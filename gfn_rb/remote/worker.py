@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+import torch
 from tensordict import NestedKey, TensorDictBase
 from torchrl.data import ReplayBuffer
 
@@ -13,15 +15,16 @@ from gfn_rb.arguments import as_count, require_choice, require_kind, require_opt
 from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.buffers.presets import stale_entries
 from gfn_rb.containers import States, Trajectories, Transitions
-from gfn_rb.containers.objects import terminating_states
+from gfn_rb.containers.objects import objects_in, terminating_states
 from gfn_rb.containers.steps import reduce_to_states
-from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.errors import ArgumentError, GfnRbError, TransportTimeoutError
+from gfn_rb.kernels.objects import Objects
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.feeding.object_index import ObjectIndex
-from gfn_rb.remote.protocol.ownership import batches_of, check_ranks
-from gfn_rb.remote.worker.accounts import Reply
-from gfn_rb.remote.worker.client import ManagerClient
-from gfn_rb.remote.worker.options import (
+from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
+from gfn_rb.remote.client import ManagerClient, answer_of, checked_answer
+from gfn_rb.remote.feeding import ObjectIndex, look_up
+from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
+from gfn_rb.remote.options import (
     Awaited,
     BaselineFilter,
     Mode,
@@ -30,6 +33,7 @@ from gfn_rb.remote.worker.options import (
     join_batches,
     require_fit,
 )
+from gfn_rb.remote.ranks import batches_of, check_ranks
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.transports.base import Transport
 from gfn_rb.transports.deadline import Deadline, ShutdownBudget, never
@@ -341,3 +345,85 @@ class ReplayBufferWorker(ManagerClient):
         if errors and self._raises:
             raise errors[0]
         return replies
+
+
+class ManagerQueries:
+    """Queries to managers, on a message tag of their own.
+
+    Every query raises :class:`~gfn_rb.errors.ArgumentError` for a rank that does not exist,
+    :class:`~gfn_rb.errors.TransportTimeoutError` if a manager does not answer,
+    :class:`~gfn_rb.errors.PeerLostError` if a manager is lost, and
+    :class:`~gfn_rb.errors.RemoteError` if a manager reports an error.
+
+    Args:
+        transport: transport to the managers. Create one such object for each transport.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        require_kind("transport", transport, Transport)
+        self.transport = transport
+        self._channel = FrameChannel(transport)
+
+    def metadata(self, manager: int, timeout: float = 30.0) -> dict[str, Any]:
+        """Return what a manager reports: size, baseline, timings and statistics of senders.
+
+        Args:
+            manager: rank of the manager.
+            timeout: seconds to wait for the reply.
+        """
+        return self._ask([manager], Kind.METADATA, timeout)[0].meta
+
+    def checkpoint(self, manager: int, timeout: float = 300.0) -> str:
+        """Ask a manager to save its checkpoint now, and return the path on its machine.
+
+        Args:
+            manager: rank of the manager.
+            timeout: seconds to wait for the reply.
+        """
+        return str(self._ask([manager], Kind.CHECKPOINT, timeout)[0].meta.get("path"))
+
+    def items(self, managers: int | Sequence[int], timeout: float = 300.0) -> TensorDictBase | None:
+        """Return the rows that managers keep together; of managers that keep the best, the K best.
+
+        Each object occurs once, in descending order of log-reward. Rows that identify no object are
+        returned as they are.
+
+        Args:
+            managers: ranks of all managers that are not lost.
+            timeout: seconds to wait for each reply.
+
+        Returns:
+            Rows of batch size [n], trajectories padded to the longest; None without rows.
+        """
+        ranks = [managers] if isinstance(managers, int) else managers
+        answers = self._ask(ranks, Kind.HELD, timeout)
+        batches: list[TensorDictBase] = []
+        for each in answers:
+            if each.rows is not None and len(each.rows):
+                with answer_of(each.source):
+                    check_rows(each.rows, below=None)
+                    batches = [join_batches([*batches, each.rows])]
+        if not batches:
+            return None
+        rows = batches[0]
+        rows = rows[rows.get(LOG_REWARD).reshape(-1).argsort(descending=True, stable=True)]
+        with answer_of(answers[0].source):
+            *_, first = look_up(Objects(1, 0), objects_in(rows))
+            at = (first == np.arange(len(first))).nonzero()[0][: answers[0].meta["capacity"]]
+            return rows[torch.from_numpy(at)]
+
+    def _ask(self, ranks: Sequence[int], kind: Kind, timeout: float) -> list[ReceivedFrame]:
+        for rank in check_ranks("manager", ranks, self.transport):
+            while self._channel.receive(rank, METADATA_TAG) is not None:
+                pass  # late answers to earlier queries
+            self._channel.send(rank, METADATA_TAG, kind)
+        answers = []
+        for rank in ranks:
+            answer = self._channel.receive(rank, METADATA_TAG, timeout)
+            if answer is None:
+                raise TransportTimeoutError(
+                    f"rank {rank} did not answer within {timeout:g} s: expected a running "
+                    "ReplayBufferManager there"
+                )
+            answers.append(checked_answer(answer, kind))
+        return answers

@@ -18,10 +18,9 @@ from gfn_rb.containers.objects import objects_in, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.feeding.object_index import ObjectIndex, look_up
-from gfn_rb.remote.feeding.subscriber import MAX_QUOTA, POLICIES
-from gfn_rb.remote.protocol.ownership import batches_of
-from gfn_rb.remote.worker.client import ManagerClient
+from gfn_rb.remote.client import ManagerClient
+from gfn_rb.remote.feeding import MAX_QUOTA, POLICIES, ObjectIndex, look_up
+from gfn_rb.remote.ranks import batches_of
 from gfn_rb.writers.rows import select_rows, shallow_copy
 
 Payload = Literal["items", "terminating", "scoring"]

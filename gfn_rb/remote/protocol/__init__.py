@@ -1,1 +1,0 @@
-"""Messages between managers and workers, and the records that each keeps of the others."""

@@ -1,1 +1,0 @@
-"""The side of a worker: what it sends, counts and is fed."""
