@@ -202,18 +202,20 @@ def fifo_buffer(
     """
     sampler = RandomSampler() if sampler is None else sampler
     limit = _group_options(options)
-    writer = recent_writer(unique, on_duplicate, options.get("max_age"), **limit)
+    removes = options.get("max_age") is not None or options.get("max_draws") is not None
+    writer = recent_writer(unique, on_duplicate, removes=removes, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 
 def recent_writer(
     unique: Unique = None,
     on_duplicate: OnDuplicate = "refresh",
-    max_age: int | None = None,
+    *,
+    removes: bool = False,
     **limit: Any,
 ) -> Writer:
-    """Return a writer that keeps the newest rows; with ``max_age`` one that can remove rows."""
-    kind = FIFOWriter if max_age is None else UniqueFIFOWriter
+    """Return a writer that keeps the newest rows, and can remove rows if so asked."""
+    kind = UniqueFIFOWriter if removes else FIFOWriter
     return kind(unique, on_duplicate, **limit)
 
 

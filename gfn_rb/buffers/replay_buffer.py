@@ -16,6 +16,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import KeepsArguments, as_count, kind_of
+from gfn_rb.buffers.draw_limit import DrawLimit
 from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
@@ -90,6 +91,7 @@ class _TrackedWrites(DrawsAhead):
     counts_rows: bool
     rate_limiter: RateLimiter | None
     max_age: int | None
+    draw_limit: DrawLimit | None
     _oldest: int | None  # the oldest version that was left when rows were last removed
 
     def _extend(self, data: TensorDictBase, **options: Any) -> Tensor:
@@ -99,6 +101,7 @@ class _TrackedWrites(DrawsAhead):
 
     @outside_graph
     def _extend_counted(self, data: TensorDictBase, **options: Any) -> Tensor:
+        data = self._stamped(data)
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
@@ -113,10 +116,24 @@ class _TrackedWrites(DrawsAhead):
 
     @outside_graph
     def _add_counted(self, data: TensorDictBase) -> int | Tensor:
+        data = self._stamped(data)
         with self._counted(OFFERED, 1) as may:
             if not may or self._fresh(data.unsqueeze(0)) is not None:
                 return -1
             return super()._add(data)
+
+    def _stamped(self, data: TensorDictBase) -> TensorDictBase:
+        """Return rows with the number of their draws, if that is limited."""
+        self._drop_exhausted()
+        return data if self.draw_limit is None else self.draw_limit.stamped(data)
+
+    def _drop_exhausted(self) -> None:
+        """Remove the rows that were drawn as often as they may be."""
+        if self.draw_limit is None or not is_laid_out(self.storage) or not len(self.storage):
+            return
+        with replay_lock(self), write_lock(self):
+            if (slot := self.draw_limit.exhausted(self.storage)).shape[0]:
+                self.writer.remove(slot)
 
     @contextmanager
     def _counted(self, side: int, n: int) -> Iterator[bool]:
@@ -221,18 +238,23 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     """The ``TensorDictReplayBuffer`` that presets return.
 
     ``extend`` also accepts a container and a dict of tensors, :meth:`best` returns rows of highest
-    reward, and :meth:`summary` describes the buffer. With ``statistics``, ``rate_limiter`` or
-    ``max_age``, the buffer counts the rows offered to it and drawn from it. The counts are part of
-    :meth:`stats` and of its state.
+    reward, and :meth:`summary` describes the buffer. With ``statistics``, ``rate_limiter``,
+    ``max_age`` or ``max_draws``, the buffer counts the rows offered to it and drawn from it. The
+    counts are part of :meth:`stats` and of its state.
 
     Args:
-        statistics: whether to count rows; a rate limiter and a maximum age always do.
+        statistics: whether to count rows; limits of rate, age and draws always do.
         rate_limiter: limiter that keeps draws in proportion to offers, over all threads and
             processes that share the buffer. It excludes prefetching, which draws in another thread.
         max_age: highest number of policy versions by which a row may be behind the newest version,
             at least 0. Older rows are removed, and rejected when offered. Rows need a
             ``policy_version``. Another row takes the slot of a removed one, and a
             :class:`~gfn_rb.PrioritySampler` treats it as new.
+        max_draws: highest number of draws of a row, at least 1. Rows without a draw left are never
+            drawn, and the next call of ``extend`` or ``sample`` removes them. Until then a batch's
+            ``index`` is valid. A row that is added again counts from 0. The counts are saved with
+            the rows, also by a journal: after a restart, batches that were drawn are not drawn
+            again. Excludes ``prefetch`` and ``sample_unit``.
         **options: other options of a ``TensorDictReplayBuffer``, of which
             :class:`~gfn_rb.buffers.BufferOptions` has most. Default of ``storage``: a
             ``ListStorage`` of 1,000 rows.
@@ -242,8 +264,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         statistics: the counts, a :class:`~gfn_rb.buffers.ReplayStatistics`; 0 if not counted.
 
     Raises:
-        ArgumentError: ``prefetch`` is set beside a rate limiter, ``max_age`` is below 0, or the
-            writer has no ``remove``, as :class:`~gfn_rb.RewardPrioritizedWriter` has.
+        ArgumentError: ``prefetch`` is set beside a rate limiter or ``max_draws``, ``max_age`` or
+            ``max_draws`` is too low, or the writer has no ``remove`` beside one of them, as
+            :class:`~gfn_rb.RewardPrioritizedWriter` has.
     """
 
     def __init__(
@@ -252,23 +275,36 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         statistics: bool = False,
         rate_limiter: RateLimiter | None = None,
         max_age: int | None = None,
+        max_draws: int | None = None,
         **options: Any,
     ) -> None:
-        if rate_limiter is not None and options.get("prefetch"):
-            raise ArgumentError(
-                f"prefetch must be 0 beside a rate_limiter, got {options['prefetch']}: rows would "
-                "be drawn before anybody asks for them"
-            )
+        for name, limit in (("a rate_limiter", rate_limiter), ("max_draws", max_draws)):
+            if limit is not None and options.get("prefetch"):
+                raise ArgumentError(
+                    f"prefetch must be 0 beside {name}, got {options['prefetch']}: rows would be "
+                    "drawn before anybody asks for them"
+                )
         self.rate_limiter = rate_limiter
         self.max_age = None if max_age is None else as_count("max_age", max_age, 0)
         self._versions = KeyColumn(POLICY_VERSION)
         self._oldest = None
-        self.counts_rows = statistics or rate_limiter is not None or max_age is not None
+        self.counts_rows = any((statistics, rate_limiter, max_age is not None, max_draws))
+        self.max_draws = None if max_draws is None else as_count("max_draws", max_draws)
+        self.draw_limit = None
+        if self.max_draws is not None:
+            if options.get("sample_unit") is not None:
+                raise ArgumentError(
+                    f"sample_unit must be None beside max_draws, got {options['sample_unit']!r:.80}"
+                )
+            options["sample_unit"] = self.draw_limit = DrawLimit(self.max_draws)
         super().__init__(**options)
-        if max_age is not None and not hasattr(self.writer, "remove"):
-            raise ArgumentError(
-                f"writer must be able to remove rows for max_age={max_age}, got {self.writer!r}"
-            )
+        for name, limit in (("max_age", max_age), ("max_draws", max_draws)):
+            if limit is not None and not hasattr(self.writer, "remove"):
+                raise ArgumentError(
+                    f"writer must be able to remove rows for {name}={limit}, got {self.writer!r}"
+                )
+        if self.draw_limit is not None:
+            self.draw_limit.sampler = self.sampler
         self.statistics = ReplayStatistics(storage_device(self.storage))
         if self.counts_rows:
             self.insert_transform(0, self.statistics)
@@ -317,6 +353,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     @outside_graph
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        self._drop_exhausted()
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
         if (version := _version_of(rows)) is not None:
@@ -338,6 +375,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         """
         limiter = self.rate_limiter
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
+        if in_turn and self.draw_limit is not None:
+            n = self._batch_size if batch_size is None else batch_size
+            in_turn = self.draw_limit.n_left(self.storage) >= (n or 1)
         return in_turn and super().can_sample(batch_size)
 
     def wait_until_sampleable(
@@ -392,6 +432,13 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         if self.rate_limiter is not None:
             stats["target_samples_per_insert"] = self.rate_limiter.samples_per_insert
         return stats
+
+    def set_sampler(self, sampler: Sampler) -> Sampler:
+        """Replace the sampler, and return the former one."""
+        former = super().set_sampler(sampler)
+        if self.draw_limit is not None:
+            self.draw_limit.sampler = sampler
+        return former
 
     def set_storage(
         self, storage: Storage, collate_fn: Callable[..., Any] | None = None

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Transform
 
+from gfn_rb.keys import N_DRAWS
 from gfn_rb.shapes import Int64
 
 OFFERED, DRAWN = range(2)
@@ -81,8 +82,8 @@ class ReplayStatistics(Transform):
         return tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return rows as they are."""
-        return tensordict
+        """Return rows without the number of their draws, which the storage keeps."""
+        return tensordict.exclude(N_DRAWS) if N_DRAWS in tensordict.keys() else tensordict  # noqa: SIM118
 
 
 def total(statistics: Sequence[ReplayStatistics]) -> dict[str, int | float]:

@@ -42,7 +42,7 @@ _WIDTH = 70  # characters of an object in a summary
 _CHUNK = 4096  # rows read at a time
 _NO_OBJECT = {
     *(keys.LOG_REWARD, keys.EPISODE_LOG_REWARD, keys.INDEX, keys.POLICY_VERSION, keys.LOG_PROB),
-    keys.BUFFER_ID,
+    *(keys.BUFFER_ID, keys.N_DRAWS),
 }
 
 
@@ -336,7 +336,7 @@ def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
         rows = storage.padded_rows(index, as_text=True)
     else:
         rows = storage.get(index)
-    compact = compact_rows_of(rb)
+    compact, rows = compact_rows_of(rb), rows.exclude(keys.N_DRAWS)
     return rows if compact is None else compact(rows)
 
 

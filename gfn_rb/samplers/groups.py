@@ -108,7 +108,7 @@ class GroupSampler(KeySampler):
     @outside_graph
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw the indices of a batch, and the ``draw_log_prob`` of each as a single draw."""
-        n, k = self._shape(as_count("batch_size", batch_size))
+        n, k = self.shape_of(as_count("batch_size", batch_size))
         if not len(storage):
             raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
         if self._rng is not None:
@@ -154,7 +154,7 @@ class GroupSampler(KeySampler):
         log_prob.numpy()[slot] = within + np.repeat(of_group[self._first[number]], size)
         return log_prob
 
-    def _shape(self, batch_size: int) -> tuple[int, int]:
+    def shape_of(self, batch_size: int) -> tuple[int, int]:
         """Return the numbers of groups and of rows of each in a batch."""
         name = "samples_per_group" if self.num_groups is None else "num_groups"
         given: int = getattr(self, name)

@@ -90,7 +90,7 @@ def make_writer(
         return DiversityWriter(key, cutoff_distance=keep.cutoff, **by)
     unique = "state" if keep.unique and are_objects else None
     if isinstance(keep, KeepRecent):
-        return recent_writer(unique, max_age=max_age)
+        return recent_writer(unique, removes=max_age is not None)
     return RewardPrioritizedWriter(key, unique=unique)
 
 
