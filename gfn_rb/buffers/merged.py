@@ -28,7 +28,7 @@ from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import merged_rows, require_alike
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
-from gfn_rb.numerics.weighted_union import Groups
+from gfn_rb.numerics.weighted_rows import Groups
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
 

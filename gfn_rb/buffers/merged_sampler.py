@@ -26,8 +26,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.numerics.weighted_rows import categorical
-from gfn_rb.numerics.weighted_union import Groups, WeightedUnion
+from gfn_rb.numerics.weighted_rows import Groups, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import KeySampler, require
 from gfn_rb.shapes import Float64, Int64

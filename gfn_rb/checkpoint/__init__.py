@@ -15,8 +15,7 @@ if TYPE_CHECKING:
         schedule_state as schedule_state,
     )
     from gfn_rb.checkpoint.journal import Journal as Journal
-    from gfn_rb.checkpoint.opening import open_buffer as open_buffer
-    from gfn_rb.checkpoint.recovery import recover as recover
-    from gfn_rb.codec.secret import Secret as Secret
+    from gfn_rb.checkpoint.recovery import open_buffer as open_buffer, recover as recover
+    from gfn_rb.codec.primitives import Secret as Secret
 
 __getattr__, __all__ = lazy_exports(__name__)

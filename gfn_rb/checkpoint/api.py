@@ -14,12 +14,10 @@ from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
 from gfn_rb.arguments import kind_of, require_kind
 from gfn_rb.checkpoint.atomic import published
-from gfn_rb.checkpoint.buffers import restore, snapshot_of
-from gfn_rb.checkpoint.parts import row_layout
+from gfn_rb.checkpoint.buffers import restore, row_layout, snapshot_of
 from gfn_rb.codec.files import ValueFile, check_written, write_file
 from gfn_rb.codec.layout import VERSION
-from gfn_rb.codec.primitives import dtype_name, one_line
-from gfn_rb.codec.secret import Secret
+from gfn_rb.codec.primitives import Secret, dtype_name, one_line
 from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import (
     ArgumentError,

@@ -32,8 +32,7 @@ from xxhash import xxh3_64_digest
 
 from gfn_rb.checkpoint.atomic import kind_of, sync_folder, try_lock, unlock
 from gfn_rb.codec.layout import MAGIC
-from gfn_rb.codec.primitives import SUM_NBYTES, from_text, one_line, opened, to_text
-from gfn_rb.codec.secret import Secret
+from gfn_rb.codec.primitives import SUM_NBYTES, Secret, from_text, one_line, opened, to_text
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,

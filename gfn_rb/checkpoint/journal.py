@@ -32,8 +32,7 @@ from gfn_rb.checkpoint.slots import (
     used_slots,
 )
 from gfn_rb.codec.files import ValueFile, write_file
-from gfn_rb.codec.primitives import from_text, one_line
-from gfn_rb.codec.secret import Secret
+from gfn_rb.codec.primitives import Secret, from_text, one_line
 from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError, GfnRbError
 from gfn_rb.sharing import SlotState, journal_of, keep_journal

@@ -20,8 +20,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.checkpoint.buffers import State, restore
-from gfn_rb.checkpoint.parts import expect, is_count
+from gfn_rb.checkpoint.buffers import State, expect, is_count, restore
 from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.codec.primitives import DTYPES, LazyBuffer, dtype_name
 from gfn_rb.errors import ArgumentError

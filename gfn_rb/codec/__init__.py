@@ -9,7 +9,7 @@ Both share one layout (gfn_rb.codec.layout), without pickle:
                -- up to the next multiple of 64, all this is the head, which the prefix sums --
     body       the other tensors, those of wide dtypes first, which aligns each to its dtype
     checksums  XXH3 of 64 bits of each block of 16 MiB of the body, big-endian; with a secret
-               keyed BLAKE2b of all up to the block's end (gfn_rb.codec.secret)
+               keyed BLAKE2b of all up to the block's end (gfn_rb.codec.primitives)
 
 Where tensors lie follows from dtypes and shapes. All bytes are checked before they are used.
 """

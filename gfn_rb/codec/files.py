@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.codec.layout import FILE, Content, Prefix, sealed_head
-from gfn_rb.codec.primitives import BlockSums, one_line, opened
-from gfn_rb.codec.secret import Secret
+from gfn_rb.codec.primitives import BlockSums, Secret, one_line, opened
 from gfn_rb.codec.values import Decoder, Node
 from gfn_rb.errors import (
     CheckpointCorruptError,

@@ -12,8 +12,7 @@ import numpy as np
 from tensordict import TensorDictBase
 
 from gfn_rb.codec.layout import FRAME, PREFIX_NBYTES, Content, Prefix, sealed_head
-from gfn_rb.codec.primitives import Buffer, LazyBuffer, one_line, sums_of
-from gfn_rb.codec.secret import Secret
+from gfn_rb.codec.primitives import Buffer, LazyBuffer, Secret, one_line, sums_of
 from gfn_rb.codec.values import Decoder, Encoder
 from gfn_rb.errors import ArgumentError, ShapeError, WireCorruptError, WireError, WireSchemaError
 from gfn_rb.numerics.flat import plain_bytes

@@ -18,13 +18,15 @@ from gfn_rb.codec.primitives import (
     BLOCK,
     DTYPES,
     SUM_NBYTES,
+    RunningHash,
+    Secret,
     aligned,
     dtype_name,
     from_text,
+    require_equal,
     sums_of,
     to_text,
 )
-from gfn_rb.codec.secret import RunningHash, Secret, require_equal
 from gfn_rb.errors import SecretError, WireCorruptError, WireVersionError
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Shaped

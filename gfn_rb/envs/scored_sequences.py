@@ -15,7 +15,7 @@ from gfn_rb.envs.core import check_power, from_digits, to_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.near.distances import greedy
+from gfn_rb.numerics.near.neighbours import greedy
 from gfn_rb.shapes import Float64, Floats, Int64, Integers, Modes, StateBatch
 
 DATA = Path(__file__).parent / "data"

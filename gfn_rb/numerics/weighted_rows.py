@@ -1,15 +1,18 @@
-"""A discrete distribution over rows on a device whose log-weights change."""
+"""Discrete distributions over rows on a device whose log-weights change, and unions of several."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gfn_rb.arguments import as_count
-from gfn_rb.kernels.weights import LARGEST, Weights
-from gfn_rb.shapes import Bool, Float, Float64, Int64
+from gfn_rb.kernels.weights import LARGEST, Weights, first_occurrences
+from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
 
 
 def weighted_rows(
@@ -147,3 +150,114 @@ def categorical(
     cumulative = weight.cumsum(0)
     # The first position whose cumulative weight exceeds the uniform: its own weight is positive.
     return torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
+
+
+class Groups:
+    """A partition of n rows into k groups, on the host; rows of a group keep their order."""
+
+    def __init__(self, group: Int64[Tensor, "n"], n_groups: int) -> None:
+        self.group = group = group.cpu()
+        narrow = group.numpy().astype(np.int16 if n_groups < 2**15 else np.int64)
+        # The rows, group after group. NumPy sorts numbers of 16 bits by radix.
+        self.order = torch.from_numpy(narrow.argsort(kind="stable"))
+        self.counts: list[int] = group.bincount(minlength=n_groups).tolist()
+
+    def split(self, values: Shaped[Tensor, "n"]) -> tuple[Tensor, ...]:
+        """Return the values of each group, of one value per row."""
+        return values[self.order.to(values.device, non_blocking=True)].split(self.counts)
+
+    def join(self, parts: Sequence[Tensor]) -> Shaped[Tensor, "n"]:
+        """Return one value per row, in the order of the rows, of what :meth:`split` returns."""
+        grouped = torch.cat([*parts])
+        values = torch.empty_like(grouped)
+        values[self.order.to(grouped.device, non_blocking=True)] = grouped
+        return values
+
+
+class WeightedUnion:
+    r"""The distribution over all rows of several distributions, by their weights.
+
+    Row ``j`` of part ``i`` is drawn with probability
+    :math:`\exp(w_{ij} - \log\sum_{k,l} \exp w_{kl})`. Make a new one after a part has changed.
+    """
+
+    def __init__(self, parts: Sequence[Weights | WeightedRows]) -> None:
+        self.parts = tuple(parts)
+        self._log_mass = torch.stack([part.log_total for part in self.parts])
+
+    @property
+    def log_total(self) -> Float64[Tensor, ""]:
+        """Log of the total mass, ``-inf`` when no row can be drawn."""
+        return self._log_mass.logsumexp(0)
+
+    @property
+    def has_mass(self) -> Bool[Tensor, ""] | bool:
+        """Whether a row can be drawn; on a device a tensor, so as not to wait for it."""
+        has_mass = self.log_total > -math.inf
+        return bool(has_mass) if has_mass.is_cpu else has_mass
+
+    def draw(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"], Float[Tensor, "n"]]:
+        """Draw n rows with replacement: parts by their mass, on the host, and a row of each.
+
+        Returns:
+            Part and row of each draw, and its log-probability.
+        """
+        part = categorical(torch.softmax(self._log_mass, 0), n, generator)
+        groups, none = Groups(part.clamp_(max=len(self.parts) - 1), len(self.parts)), part[:0]
+        draws = [
+            tree.draw(count, generator) if count else (none, none.float())
+            for tree, count in zip(self.parts, groups.counts, strict=True)
+        ]
+        rows, within = (groups.join(each) for each in zip(*draws, strict=True))
+        log_share = torch.log_softmax(self._log_mass, 0)[part.to(self._log_mass.device)]
+        return groups.group, rows, within + log_share.to(within)
+
+    def draw_distinct(
+        self, n: int, generator: torch.Generator | None = None
+    ) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"], Float[Tensor, "k"], Bool[Tensor, ""] | bool]:
+        """Draw n different rows, one after another, each from what the earlier ones left.
+
+        The first n different rows that draws with replacement meet have this law. Where they repeat
+        a few rows too often, the rest is drawn without repetition. On a device the whole batch is.
+
+        Returns:
+            Part and row of each draw, its log-probability as a single draw, and whether there are n
+            rows of positive weight: if not, there are fewer draws, or those at the end are none.
+        """
+        if not self._log_mass.is_cpu:
+            part, row, log_prob, score = self._perturbed(n, generator)
+            return part, row, log_prob, score[-1] > -math.inf
+        k = len(self.parts)
+        draws: tuple[Tensor, ...] = self.draw(n + n // 8, generator)
+        for _ in range(3):
+            once = torch.from_numpy(first_occurrences((draws[1] * k + draws[0]).numpy())[:n])
+            part, row, log_prob = draws = tuple(each[once] for each in draws)
+            if not (missing := n - len(once)):
+                return part, row, log_prob, True
+            more = self.draw(missing + missing // 8, generator)
+            draws = tuple(torch.cat(pair) for pair in zip(draws, more, strict=True))
+        without = [row[part == i].numpy() for i in range(k)]
+        rest = self._perturbed(missing, generator, without)[:3]
+        pairs = zip((part, row, log_prob), rest, strict=True)
+        part, row, log_prob = (torch.cat(pair) for pair in pairs)
+        return part, row, log_prob, len(row) == n
+
+    def _perturbed(
+        self, n: int, generator: torch.Generator | None, without: Sequence[Any] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw different rows, except some of each part, by their perturbed log-weights.
+
+        They are the largest ones among those of all parts. Returns part, row, log p and score.
+        """
+        options = [{}] * len(self.parts) if without is None else [{"without": w} for w in without]
+        pairs = zip(self.parts, options, strict=True)
+        drawn = [tree.perturbed(min(n, tree.capacity), generator, **more) for tree, more in pairs]
+        rows, scores = zip(*drawn, strict=True)
+        score, best = torch.cat(scores).topk(min(n, sum(map(len, rows))))
+        part = torch.cat([row.new_full(row.shape, i) for i, row in enumerate(rows)])[best]
+        log_weight = [tree.log_weight[row] for tree, row in zip(self.parts, rows, strict=True)]
+        largest = self._log_mass.amax()  # subtracted first: the total of huge weights has no digits
+        log_prob = torch.cat(log_weight)[best] - largest - (self._log_mass - largest).logsumexp(0)
+        return part, torch.cat(rows)[best], log_prob.to(torch.float32), score

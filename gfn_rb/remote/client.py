@@ -37,8 +37,7 @@ from gfn_rb.remote.messages import (
     scores_in,
 )
 from gfn_rb.remote.ranks import LOST, Membership, shares
-from gfn_rb.transports.base import Transport
-from gfn_rb.transports.deadline import Deadline, ShutdownBudget
+from gfn_rb.transports.base import Deadline, ShutdownBudget, Transport
 from gfn_rb.writers.rows import select_rows
 
 log = logging.getLogger(__name__)

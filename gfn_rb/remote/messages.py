@@ -16,7 +16,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.errors import ArgumentError, RemoteError, ShapeError
-from gfn_rb.transports.deadline import Deadline
+from gfn_rb.transports.base import Deadline
 
 PROTOCOL: Final = 4  # raised by each change that makes two sides misunderstand each other
 

@@ -35,8 +35,7 @@ from gfn_rb.remote.options import (
 )
 from gfn_rb.remote.ranks import batches_of, check_ranks
 from gfn_rb.storages import EncodedStorage
-from gfn_rb.transports.base import Transport
-from gfn_rb.transports.deadline import Deadline, ShutdownBudget, never
+from gfn_rb.transports.base import Deadline, ShutdownBudget, Transport, never
 from gfn_rb.writers.rows import scalar_key, shallow_copy
 
 log = logging.getLogger(__name__)

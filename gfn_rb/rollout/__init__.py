@@ -1,10 +1,9 @@
 """Rollouts: from policies to trajectories, and back to log-probabilities."""
 
-from gfn_rb.rollout.acting import ActionSampler
 from gfn_rb.rollout.categorical import Exploration, masked_log_softmax
 from gfn_rb.rollout.local_search import LocalSearchSampler
 from gfn_rb.rollout.log_probs import action_log_probs, trajectory_log_probs, transition_log_probs
-from gfn_rb.rollout.sampler import Sampler
+from gfn_rb.rollout.sampler import ActionSampler, Sampler
 
 __all__ = [
     "ActionSampler",

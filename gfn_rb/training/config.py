@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torchrl
 
     import gfn_rb.envs
-    import gfn_rb.numerics.near.distances
+    import gfn_rb.numerics.near.neighbours
     import gfn_rb.policies
 
 FormName = Literal["append", "prepend_append", "non_autoregressive"]
@@ -263,7 +263,7 @@ class TrainConfig(options.GeneralOptions):
 
         return Networks()
 
-    def make_distance(self) -> float | gfn_rb.numerics.near.distances.Distance:
+    def make_distance(self) -> float | gfn_rb.numerics.near.neighbours.Distance:
         """Return the distance between two states for diverse buffers: p of a norm, or a callable.
 
         A callable receives two batches of states as rows, [n, d] and [m, d], with conditions

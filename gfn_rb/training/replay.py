@@ -21,7 +21,7 @@ from gfn_rb.buffers.presets import (
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.base import Container
 from gfn_rb.losses import LOSSES as LOSSES
-from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.numerics.near.neighbours import Distance
 from gfn_rb.samplers import (
     PrioritySampler,
     QuantileRewardSampler,

@@ -15,15 +15,16 @@ from torch import Tensor
 from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics.near.distances import Distance, check_norm
 from gfn_rb.numerics.near.index import PreparedRows
 from gfn_rb.numerics.near.neighbours import (
     HIGHER,
     NEVER,
     NOT_LOWER,
     AnyDistance,
+    Distance,
     NearRows,
     Rivals,
+    check_norm,
     near_index,
 )
 from gfn_rb.shapes import Float64, Int64, Rows

@@ -15,8 +15,13 @@ from statistics_of_draws import chi_square_p, has_successive_law
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.kernels.weights import Weights
-from gfn_rb.numerics.weighted_rows import WeightedRows, categorical, weighted_rows
-from gfn_rb.numerics.weighted_union import Groups, WeightedUnion
+from gfn_rb.numerics.weighted_rows import (
+    Groups,
+    WeightedRows,
+    WeightedUnion,
+    categorical,
+    weighted_rows,
+)
 
 CUDA = pytest.param(WeightedRows, "cuda", marks=pytest.mark.cuda)
 weights = st.one_of(st.floats(-1e4, 1e4), st.just(-math.inf))

@@ -32,7 +32,7 @@ from gfn_rb import (
 )
 from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.layout import Prefix
-from gfn_rb.codec.secret import Secret
+from gfn_rb.codec.primitives import Secret
 from gfn_rb.envs import HyperGrid
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.channel import FrameChannel

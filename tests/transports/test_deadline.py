@@ -1,6 +1,6 @@
 import pytest
 
-from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, SLICE, Deadline, ShutdownBudget
+from gfn_rb.transports.base import SHUTDOWN_SECONDS, SLICE, Deadline, ShutdownBudget
 
 
 class Clock:

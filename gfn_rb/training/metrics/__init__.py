@@ -1,6 +1,6 @@
 """What is known of a run and of its policy: discoveries, agreement with the target, bounds."""
 
-from gfn_rb.numerics.near.distances import tanimoto_distance
+from gfn_rb.numerics.near.neighbours import tanimoto_distance
 from gfn_rb.training.metrics.discovery import (
     DiscoveryMetrics,
     mean_distance,

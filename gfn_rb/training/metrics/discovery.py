@@ -11,7 +11,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ShapeError
 from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.numerics.near.distances import Distance
+from gfn_rb.numerics.near.neighbours import Distance
 from gfn_rb.shapes import Float, Int64, Shaped
 
 

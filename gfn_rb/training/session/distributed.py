@@ -45,7 +45,7 @@ from gfn_rb.training.session.rank_hooks import (
 from gfn_rb.training.session.star import Star
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
-from gfn_rb.transports.deadline import SHUTDOWN_SECONDS, ShutdownBudget
+from gfn_rb.transports.base import SHUTDOWN_SECONDS, ShutdownBudget
 from gfn_rb.transports.launch import Launch
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from gfn_rb.training.session.reading import named_damage, printable, read_json
 from gfn_rb.transports.launch import Launch
 
 if TYPE_CHECKING:
-    import gfn_rb.codec.secret
+    import gfn_rb.codec.primitives
 
 Row = dict[str, int | float | None]  # of the table of metrics
 RUNS = Path("runs")
@@ -136,9 +136,9 @@ class RunLock(ExitStack):
             )
 
 
-def run_secret() -> gfn_rb.codec.secret.Secret | None:
+def run_secret() -> gfn_rb.codec.primitives.Secret | None:
     """Return the secret of all files and frames of a run, None if the environment names none."""
-    from gfn_rb.codec.secret import Secret
+    from gfn_rb.codec.primitives import Secret
 
     path = os.environ.get("GFN_RB_SECRET_FILE")
     return Secret.read(path) if path else None

@@ -31,7 +31,7 @@ from gfn_rb.training.session.run import StopSignals
 from gfn_rb.training.session.star import Star
 from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports import Transport
-from gfn_rb.transports.deadline import never
+from gfn_rb.transports.base import never
 
 _EVERY = 0.25  # seconds between two meetings of the ranks that train
 

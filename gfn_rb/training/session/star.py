@@ -12,7 +12,7 @@ from gfn_rb.errors import PeerLostError, WorkerError
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
 from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import Transport
-from gfn_rb.transports.deadline import Deadline, ShutdownBudget
+from gfn_rb.transports.base import Deadline, ShutdownBudget
 
 TAG = 20
 _MESSAGE, _FAILED = 101, 102  # kinds of frames

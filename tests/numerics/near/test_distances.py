@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from gfn_rb.kernels.near import distance, distances, nearest
 from gfn_rb.numerics.flat import equal_bits
-from gfn_rb.numerics.near.distances import greedy
+from gfn_rb.numerics.near.neighbours import greedy
 
 
 @pytest.mark.parametrize(

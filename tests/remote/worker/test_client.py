@@ -9,7 +9,7 @@ from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ReplayBufferWorker
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.transports.deadline import Deadline
+from gfn_rb.transports.base import Deadline
 
 
 class Scene:

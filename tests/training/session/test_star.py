@@ -15,7 +15,7 @@ from gfn_rb.training.session import RefusedError
 from gfn_rb.training.session.joining import find_launch, join
 from gfn_rb.training.session.star import TAG, Star
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.deadline import ShutdownBudget
+from gfn_rb.transports.base import ShutdownBudget
 
 
 def together(function, *arguments):
