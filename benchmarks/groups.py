@@ -1,7 +1,7 @@
 """Buffers that limit the rows of each group: ``python -m benchmarks.groups``.
 
     --quick        a smoke run on small buffers, whose figures mean nothing
-    --parts ...    some of: extend sample torchrl
+    --parts ...    some of: extend sample torchrl archive
     --json PATH    also write the figures to a file
 
 Rows are those of :mod:`benchmarks.workloads` with a "prompt", an int64 that names their group. The
@@ -10,6 +10,7 @@ second column is the number of groups. See :mod:`benchmarks.timing` for how a ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, run_parts
+from gfn_rb.buffers import GridCells, archive_buffer
 from gfn_rb.samplers import GroupSampler, SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -125,10 +127,38 @@ def torchrl(scale: Scale) -> list[Result]:
     return [compare("extend, one TorchRL buffer per group", n, mine, theirs, scale.effort, 1.0)]
 
 
+def archive(scale: Scale) -> list[Result]:
+    """Compare an archive of cells with ribs' ``GridArchive``: batches of 128, draws of 64."""
+    from ribs.archives import GridArchive
+
+    n = math.isqrt(scale.large)
+    bounds, shape = [(0.0, 1.0)] * 2, (n, n)
+    rb = archive_buffer(GridCells("descriptor", bounds, shape))
+    theirs = GridArchive(solution_dim=work.WIDTH, dims=shape, ranges=bounds)
+
+    def items(size: int = work.BATCH) -> TensorDict:
+        rows = work.random_items(size)
+        return rows.set("descriptor", torch.rand(size, 2, dtype=torch.float64))
+
+    def arrays(rows: TensorDict) -> tuple[Any, ...]:
+        return tuple(rows[key].numpy() for key in ("state", "log_reward", "descriptor"))
+
+    rb.extend(rows := items(2 * n * n))
+    theirs.add(*arrays(rows))
+    adding = Contender(lambda each: theirs.add(*each), lambda: arrays(items()))
+    extending = Contender(rb.extend, items), adding
+    drawn = Contender(lambda _: rb.sample(64)), Contender(lambda _: theirs.sample_elites(64))
+    return [
+        compare("extend an archive, against ribs", n * n, *extending, scale.effort),
+        compare("sample 64 rows of it, against ribs", n * n, *drawn, scale.effort),
+    ]
+
+
 PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "extend": extend,
     "sample": sample,
     "torchrl": torchrl,
+    "archive": archive,
 }
 
 

@@ -27,6 +27,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.transforms import Transform
 
 from gfn_rb.arguments import KeepsArguments, kind_of
+from gfn_rb.buffers.archive import Cells
 from gfn_rb.buffers.compact import CompactRows, measure_whole
 from gfn_rb.buffers.options import Environment
 from gfn_rb.buffers.rate_limiter import RateLimiter
@@ -49,7 +50,10 @@ _ELSEWHERE = {
     *("device", "shared", "pin_memory", "delayed_init", "checkpointer", "members"),
     *("service_backend", "service_backend_options", "transport", "transport_options"),
 }
-_KINDS = (Writer, Sampler, Storage, Transform, ReplayBuffer, RateLimiter, EnvBase, torch.Generator)
+_KINDS = (
+    *(Writer, Sampler, Storage, Transform, ReplayBuffer, RateLimiter, EnvBase, torch.Generator),
+    Cells,
+)
 _FACTS = ("state_range", "is_deterministic", "n_actions", "exit_action", "dummy_action")
 
 

@@ -24,7 +24,7 @@ class Groups(SlotIndex):
 
     Attributes:
         group: number of the group of each slot, -1 where there is no row: int64 [capacity].
-        size: number of rows of each group: int64.
+        size: number of rows of each group, 0 for numbers that no group has: int64.
         n_builds: how often all groups were numbered anew.
         changed: numbers of groups that rows were written to or taken from; None is not kept.
     """
@@ -42,7 +42,7 @@ class Groups(SlotIndex):
         self.group = np.full(self.capacity, -1)
         self._is_removed = np.zeros(self.capacity, np.bool_)  # False between calls
         self._place = np.zeros(self.capacity, np.int64)  # of each slot in the array of slots
-        self.size = np.zeros(0, np.int64)
+        self.size, self._n_numbers = np.zeros(0, np.int64), 0
         self._start = self._room = self.size  # of the segment of each group
         self._slots, self._end = np.zeros(0, np.int64), 0
 
@@ -67,12 +67,15 @@ class Groups(SlotIndex):
     def _new_numbers(self, n: int) -> Int64[np.ndarray, "n"]:
         """Return numbers that no group has."""
         again = min(n, len(self._free))
-        free, known = self._free[len(self._free) - again :], len(self.size)
+        free, known = self._free[len(self._free) - again :], self._n_numbers
         del self._free[len(self._free) - again :]
         more = n - again
         if more:
-            for name in ("size", "_start", "_room"):
-                setattr(self, name, np.append(getattr(self, name), np.zeros(more, np.int64)))
+            self._n_numbers += more
+            if known + more > len(self.size):
+                room = np.zeros(known + 2 * more, np.int64)
+                for name in ("size", "_start", "_room"):
+                    setattr(self, name, np.append(getattr(self, name), room))
             if known + more > self._objects.capacity:
                 self._objects = self._objects.grown(2 * (known + more))
         return np.concatenate([np.array(free, np.int64), np.arange(known, known + more)])

@@ -1,0 +1,303 @@
+"""Archives: buffers that keep the best row of each cell, as MAP-Elites does."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from typing_extensions import Unpack
+
+from gfn_rb.arguments import KeepsArguments, as_count, require_key, require_kind, shown
+from gfn_rb.buffers.options import BufferOptions, with_options
+from gfn_rb.buffers.presets import checked_parts, stale_entries
+from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
+from gfn_rb.buffers.transforms import KeepItems
+from gfn_rb.column import KeyColumn
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.keys import LOG_REWARD
+from gfn_rb.shapes import Float64, Int64, Shaped
+from gfn_rb.torchrl_compat import entry_of
+from gfn_rb.writers import RewardPrioritizedWriter
+
+_CHUNK = 1 << 22  # distances that are computed at a time
+
+FeaturesOfRows: TypeAlias = NestedKey | Callable[[TensorDictBase], Tensor]
+
+
+class Cells(KeepsArguments):
+    """A partition of feature space into numbered cells; called with rows, it returns their cells.
+
+    Args:
+        features: entry that holds the features of each row, or callable from rows [n] to features
+            [n, d].
+
+    Attributes:
+        n_cells: number of cells.
+        n_features: number d of features of a row.
+    """
+
+    n_cells: int
+    n_features: int
+
+    def __init__(self, features: FeaturesOfRows) -> None:
+        if not callable(features):
+            require_key("features", features)
+        self.features = features
+
+    def __call__(self, rows: TensorDictBase) -> Int64[Tensor, "n"]:
+        """Return the number of each row's cell.
+
+        Args:
+            rows: batch size [n].
+
+        Raises:
+            KeyMismatchError: rows lack the features.
+            ShapeError: features are not numbers of shape [n, d].
+            NaNError: a feature is NaN or infinite.
+        """
+        if callable(self.features):
+            value = self.features(rows)
+        elif (value := entry_of(rows, self.features)) is None:
+            held = sorted(map(str, rows.keys(True, True)))
+            raise KeyMismatchError(f"data lacks the features {self.features!r}: it holds {held}")
+        n = rows.batch_size[0]
+        if not isinstance(value, Tensor) or value.shape[:1] != (n,):
+            raise ShapeError(f"features must be a tensor of {n} rows, got {shown(value)}")
+        value = value.detach().reshape(n, math.prod(value.shape[1:])).double()
+        if value.shape[1] != self.n_features:
+            raise ShapeError(
+                f"features must have {self.n_features} numbers per row, got {value.shape[1]}"
+            )
+        if not bool(value.isfinite().all()):
+            raise NaNError("features must be finite, got NaN or an infinity: nothing was written")
+        return self._numbers(value)
+
+    @abstractmethod
+    def _numbers(self, value: Float64[Tensor, "n d"]) -> Int64[Tensor, "n"]:
+        """Return the cells of features."""
+
+
+class GridCells(Cells):
+    """Cells of a regular grid over the features of rows.
+
+    Args:
+        features: entry that holds the features of each row, or callable from rows [n] to features
+            [n, d].
+        bounds: lowest and highest value of each feature, d pairs. Rows outside are in the nearest
+            cell.
+        shape: number of cells along each feature, d numbers.
+
+    Raises:
+        ArgumentError: bounds or shape are not of this form.
+    """
+
+    def __init__(
+        self,
+        features: FeaturesOfRows,
+        bounds: Sequence[tuple[float, float]],
+        shape: Sequence[int],
+    ) -> None:
+        super().__init__(features)
+        low_high = _numbers("bounds", bounds)
+        if low_high.ndim != 2 or low_high.shape[1] != 2 or not len(low_high):
+            raise ArgumentError(f"bounds must be pairs of numbers, got {shown(bounds)}")
+        self._low, self._width = low_high[:, 0], low_high[:, 1] - low_high[:, 0]
+        if not bool((self._width > 0).all() and self._width.isfinite().all()):
+            raise ArgumentError(f"bounds must be finite and rise, got {shown(bounds)}")
+        require_kind("shape", shape, Sequence)
+        self.shape = tuple(as_count("shape", each) for each in shape)
+        if len(self.shape) != len(low_high):
+            raise ArgumentError(
+                f"shape must have a number for each of {len(low_high)} features, got {shown(shape)}"
+            )
+        self.n_features, self.n_cells = len(self.shape), math.prod(self.shape)
+
+    def _numbers(self, value: Float64[Tensor, "n d"]) -> Int64[Tensor, "n"]:
+        n = torch.tensor(self.shape, dtype=torch.float64, device=value.device)
+        low, width = self._low.to(value.device), self._width.to(value.device)
+        at = (n * (value - low) / width).clamp(min=0.0).minimum(n - 1).long()
+        number = at[:, 0]
+        for i, size in enumerate(self.shape[1:], 1):
+            number = number * size + at[:, i]
+        return number
+
+
+class CentroidCells(Cells):
+    """Cells of the points that are nearest to each of several centroids (CVT-MAP-Elites).
+
+    Vassiliades et al. 2018, "Using centroidal Voronoi tessellations to scale up the
+    multidimensional archive of phenotypic elites algorithm".
+
+    Args:
+        features: entry that holds the features of each row, or callable from rows [n] to features
+            [n, d].
+        centroids: centers of the cells, [k, d].
+
+    Raises:
+        ArgumentError: centroids are not finite numbers [k, d].
+    """
+
+    def __init__(self, features: FeaturesOfRows, centroids: Shaped[Tensor, "k d"]) -> None:
+        super().__init__(features)
+        self.centroids = _numbers("centroids", centroids)
+        if self.centroids.ndim != 2 or not self.centroids.numel():
+            raise ArgumentError(f"centroids must be [k, d], got {[*self.centroids.shape]}")
+        if not bool(self.centroids.isfinite().all()):
+            raise ArgumentError("centroids must be finite, got NaN or an infinity")
+        self.n_cells, self.n_features = self.centroids.shape
+
+    @classmethod
+    def fitted(
+        cls,
+        features: FeaturesOfRows,
+        samples: Shaped[Tensor, "m d"],
+        n_cells: int,
+        *,
+        n_iterations: int = 50,
+        generator: torch.Generator | None = None,
+    ) -> CentroidCells:
+        """Return cells that divide samples evenly, by the k-means algorithm of Lloyd.
+
+        Args:
+            features: entry or callable, as the constructor takes it.
+            samples: features of as many rows as there are, or uniform points, [m, d].
+            n_cells: number of cells, at most m.
+            n_iterations: number of iterations.
+            generator: generator of the first centroids. Default: PyTorch's global generator.
+
+        Raises:
+            ArgumentError: there are fewer samples than cells, or they are not [m, d].
+        """
+        samples, k = _numbers("samples", samples), as_count("n_cells", n_cells)
+        if samples.ndim != 2 or len(samples) < k:
+            raise ArgumentError(f"samples must be [m, d] with m >= {k}, got {[*samples.shape]}")
+        centroids = samples[torch.randperm(len(samples), generator=generator)[:k]]
+        for _ in range(as_count("n_iterations", n_iterations)):
+            nearest = _nearest(samples, centroids)
+            n = torch.bincount(nearest, minlength=k)[:, None]
+            mean = torch.zeros_like(centroids).index_add_(0, nearest, samples) / n
+            centroids = mean.where(n > 0, centroids)
+        return cls(features, centroids)
+
+    def _numbers(self, value: Float64[Tensor, "n d"]) -> Int64[Tensor, "n"]:
+        return _nearest(value, self.centroids.to(value.device))
+
+
+class ArchiveBuffer(GFNReplayBuffer):
+    """The buffer that :func:`archive_buffer` returns.
+
+    Args:
+        offset: number that is subtracted from the key of each row in the QD score.
+        **options: options of a :class:`GFNReplayBuffer`.
+
+    Attributes:
+        n_new: number of cells that the last ``extend`` or ``add`` filled for the first time.
+        n_improved: number of cells whose row it replaced by a better one.
+    """
+
+    def __init__(self, *, offset: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.offset, self.n_new, self.n_improved = float(offset), 0, 0
+
+    def extend(self, data: Any, **options: Any) -> Tensor:
+        """Add rows, as ``GFNReplayBuffer.extend`` does."""
+        before = len(self.storage)
+        slots = super().extend(data, **options)
+        self._note(before, int((slots >= 0).sum()))
+        return slots
+
+    def add(self, data: TensorDictBase) -> int:
+        """Add one row, as ``GFNReplayBuffer.add`` does."""
+        before = len(self.storage)
+        slot = super().add(data)
+        self._note(before, int(slot >= 0))
+        return slot
+
+    def _note(self, before: int, n_kept: int) -> None:
+        self.n_new = len(self.storage) - before
+        self.n_improved = n_kept - self.n_new
+
+    @property
+    def coverage(self) -> float:
+        """Share of the cells that hold a row, from 0 to 1."""
+        return len(self.storage) / self.storage.max_size
+
+    @property
+    def qd_score(self) -> float:
+        """Sum of the keys of all rows, each less ``offset``."""
+        if not len(self.storage):
+            return 0.0
+        return float((KeyColumn(self.writer.key).values(self.storage).double() - self.offset).sum())
+
+    def stats(self) -> dict[str, int | float | bool]:
+        """Return what ``GFNReplayBuffer.stats`` returns, and the numbers of the archive.
+
+        ``coverage`` and ``qd_score`` are those of the present rows, ``new`` and ``improved`` the
+        numbers of cells that the last call added to.
+        """
+        archive = {"coverage": self.coverage, "qd_score": self.qd_score}
+        return {**super().stats(), **archive, "new": self.n_new, "improved": self.n_improved}
+
+
+@with_options
+def archive_buffer(
+    cells: Cells,
+    *,
+    key: NestedKey = LOG_REWARD,
+    offset: float = 0.0,
+    sampler: Sampler | None = None,
+    max_length: int | None = None,
+    keep: Sequence[str] = (),
+    **options: Unpack[BufferOptions],
+) -> ArchiveBuffer:
+    """Return a buffer that keeps the best row of each cell and draws rows uniformly.
+
+    It is the archive of MAP-Elites (Mouret & Clune 2015, arXiv:1504.04909). Of equal rows the first
+    one stays. ``rb.stats()`` has the ``coverage``, the ``qd_score``, and how many cells the last
+    call filled (``new``) or improved (``improved``).
+
+    Args:
+        cells: :class:`~gfn_rb.buffers.GridCells` or :class:`~gfn_rb.buffers.CentroidCells`.
+        key: entry that the rows of a cell are ranked by, one number per row.
+        offset: number that is subtracted from each key in the QD score, such as the lowest key.
+        sampler: sampler to use instead, such as :class:`~gfn_rb.SoftmaxRewardSampler`.
+        max_length: number of actions to which trajectories are padded. None stores them as they
+            come, which requires batches of one length.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes.
+        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
+
+    Raises:
+        ArgumentError: an option has a value that is not allowed; the message names it.
+
+    Examples:
+        >>> cells = GridCells("descriptor", bounds=[(0, 1), (0, 1)], shape=(50, 50))
+        >>> rb = archive_buffer(cells, batch_size=64)
+    """
+    require_kind("cells", cells, Cells)
+    writer = RewardPrioritizedWriter(key, "oldest", group=cells, per_group=1)
+    rows = [KeepItems(stale_entries(keep), max_length)]
+    sampler = RandomSampler() if sampler is None else sampler
+    parts = checked_parts(cells.n_cells, writer, sampler, rows, **options)
+    return ArchiveBuffer(offset=offset, **parts)
+
+
+def _numbers(name: str, value: Any) -> Float64[Tensor, "..."]:
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(f"{name} must hold numbers, got {shown(value)}") from None
+
+
+def _nearest(
+    value: Float64[Tensor, "n d"], centroids: Float64[Tensor, "k d"]
+) -> Int64[Tensor, "n"]:
+    chunks = value.split(max(_CHUNK // len(centroids), 1))
+    parts = [torch.cdist(chunk, centroids).argmin(1) for chunk in chunks]
+    return torch.cat(parts)

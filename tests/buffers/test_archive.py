@@ -1,0 +1,188 @@
+"""Archives keep the best row of each cell: by a plain rule, and bit by bit as ribs does."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from factories import assert_equal, journaled, rows, seeded
+from tensordict import TensorDict
+
+import gfn_rb
+from gfn_rb import archive_buffer, open_buffer, save_checkpoint
+from gfn_rb.buffers import CentroidCells, GridCells
+from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+
+BOUNDS, SHAPE = [(-1.0, 1.0), (0.0, 3.0)], (8, 5)
+GRID = GridCells("xy", BOUNDS, SHAPE)
+
+
+def batch(n, seed, tied=False):
+    """Rows in and around the grid; rewards are tied if so asked."""
+    generator = seeded(seed)
+    xy = torch.rand(n, 2, generator=generator, dtype=torch.float64) * 4 - 1.5
+    reward = torch.randn(n, generator=generator)
+    return rows(reward.round() if tied else reward, 1000 * seed, xy=xy)
+
+
+def cell_by_rule(xy):
+    """Written out: floor of the share of each feature's range, rows outside in the border cells."""
+    at = []
+    for value, (low, high), n in zip(xy, BOUNDS, SHAPE, strict=True):
+        at.append(min(max(math.floor(n * (value - low) / (high - low)), 0), n - 1))
+    return at[0] * SHAPE[1] + at[1]
+
+
+def elites_of(rb):
+    held = rb[:]
+    cell = GRID(held)
+    return {
+        c: (x, r)
+        for c, x, r in zip(
+            cell.tolist(), held["x"].tolist(), held["log_reward"].tolist(), strict=True
+        )
+    }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_cells_hold_the_best_row_and_the_first_of_equal_ones(tied):
+    rb, elites = archive_buffer(GRID, offset=-4.0), {}
+    for seed in range(1, 30):
+        data, before = batch(1 + seed % 9, seed, tied), dict(elites)
+        for row in data.unbind(0):
+            cell, x, reward = (
+                cell_by_rule(row["xy"].tolist()),
+                int(row["x"]),
+                float(row["log_reward"]),
+            )
+            if cell not in elites or reward > elites[cell][1]:
+                elites[cell] = x, reward
+        slots = rb.extend(data)
+        assert elites_of(rb) == elites
+        new = len(elites) - len(before)
+        improved = sum(before[cell] != elites[cell] for cell in before)
+        stats = rb.stats()
+        assert (stats["new"], stats["improved"]) == (rb.n_new, rb.n_improved) == (new, improved)
+        assert int((slots >= 0).sum()) == new + improved
+        assert stats["coverage"] == rb.coverage == len(elites) / 40
+        expected = sum(reward + 4.0 for _, reward in elites.values())
+        assert stats["qd_score"] == pytest.approx(expected, rel=1e-12)
+    assert rb.coverage == 0.7
+    slot = rb.add(batch(1, 99)[0])
+    assert (rb.n_new, rb.n_improved) in {(1, 0), (0, 1)} if slot >= 0 else {(0, 0)}
+    assert archive_buffer(GRID).qd_score == 0.0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_elites_equal_those_of_ribs_bit_by_bit(tied):
+    archives = pytest.importorskip("ribs.archives")
+    peer = archives.GridArchive(
+        solution_dim=1, dims=SHAPE, ranges=BOUNDS, epsilon=0.0, qd_score_offset=-4.0
+    )
+    rb = archive_buffer(GRID, offset=-4.0)
+    for seed in range(1, 60):
+        data = batch(32, seed, tied)
+        data["log_reward"] = data["log_reward"].double()
+        found = peer.add(data["x"][:, None].numpy(), data["log_reward"].numpy(), data["xy"].numpy())
+        before = {*elites_of(rb)} if len(rb) else set()
+        rb.extend(data)
+        theirs = peer.data()
+        order = theirs["index"].argsort()
+        mine = rb[:]
+        cell = GRID(mine)
+        mine = mine[cell.argsort()]
+        assert cell.sort().values.tolist() == theirs["index"][order].tolist()
+        assert mine["x"].tolist() == theirs["solution"][order, 0].tolist()
+        for name, key in (("log_reward", "objective"), ("xy", "measures")):
+            assert mine[name].numpy().tobytes() == theirs[key][order].tobytes()
+        assert rb.coverage == peer.stats.coverage
+        assert rb.qd_score == pytest.approx(peer.stats.qd_score, rel=1e-12)
+        # ribs calls a row new if its cell was empty before the batch; each cell counts once here.
+        is_new = GRID(data)[torch.from_numpy(found["status"] == 2)]
+        assert {*is_new.tolist()} == {*elites_of(rb)} - before
+        assert rb.n_new == len({*is_new.tolist()})
+
+
+def test_centroids_divide_what_they_are_fitted_to():
+    samples = torch.rand(4000, 2, generator=seeded(), dtype=torch.float64)
+    cells = CentroidCells.fitted("xy", samples, 16, generator=seeded(1))
+    number = cells(TensorDict({"xy": samples}, [4000]))
+    distance = ((samples[:, None] - cells.centroids) ** 2).sum(2)
+    assert torch.equal(number, distance.argmin(1))
+    n = torch.bincount(number, minlength=16)
+    assert n.min() > 4000 / 16 / 2
+    assert n.max() < 4000 / 16 * 2
+    moved = torch.stack([samples[number == i].mean(0) for i in range(16)]) - cells.centroids
+    assert moved.abs().max() < 0.02  # each is the mean of its cell
+    rb = archive_buffer(cells, batch_size=4)
+    rb.extend(rows(torch.arange(4000.0), xy=samples))
+    best = [int((number == i).nonzero()[-1]) for i in range(16)]
+    assert sorted(rb[:]["x"].tolist()) == sorted(best)
+    assert rb.coverage == 1.0
+
+
+def test_features_may_be_a_callable_of_trajectories(tmp_path):
+    cells = GridCells(_ends, [(0.0, 9.0)], (10,))
+    rb = gfn_rb.archive_buffer(cells)
+    rb.extend(
+        TensorDict({"state": torch.arange(12)[:, None] % 10, "log_reward": torch.ones(12)}, [12])
+    )
+    assert sorted(rb[:]["state"][:, 0].tolist()) == [*range(10)]
+
+
+def _ends(data):
+    return data["state"].double()
+
+
+@pytest.mark.parametrize(
+    "cells", [GRID, CentroidCells("xy", torch.rand(9, 2))], ids=["grid", "CVT"]
+)
+def test_an_archive_is_opened_again_without_its_options(cells, tmp_path):
+    rb = archive_buffer(cells, offset=-2.0, generator=seeded())
+    rb.extend(batch(50, 1))
+    save_checkpoint(tmp_path / "rb.gfnrb", rb)
+    again = open_buffer(tmp_path / "rb.gfnrb")
+    assert again.qd_score == rb.qd_score
+    for each in (rb, again):
+        each.extend(batch(50, 2))
+    assert_equal(again[:], rb[:])
+    assert (again.coverage, again.qd_score, again.n_new) == (rb.coverage, rb.qd_score, rb.n_new)
+
+
+def test_an_archive_has_a_journal_and_limits(tmp_path):
+    rb = journaled(archive_buffer(GRID, max_draws=1), tmp_path / "rb.journal", "always")
+    rb.extend(batch(50, 1))
+    drawn = rb.sample(10)
+    assert len({*drawn["x"].tolist()}) == 10
+    n = len(rb)
+    rb.extend(batch(0, 1))
+    assert len(rb) == n - 10
+    rb.journal.close()
+
+
+def test_bad_cells_and_features():
+    for bounds in ([(1.0, 0.0)], [(0.0, math.inf)], [0.0, 1.0], [], "ab", [(math.nan, 1.0)]):
+        with pytest.raises(ArgumentError, match="bounds must"):
+            GridCells("xy", bounds, (3,))
+    for shape in ((0,), (3, 3), 3, (1.5,)):
+        with pytest.raises(ArgumentError, match="shape must"):
+            GridCells("xy", [(0.0, 1.0)], shape)
+    for centroids in (torch.zeros(3), torch.zeros(0, 2), torch.tensor([[math.nan]]), "far"):
+        with pytest.raises(ArgumentError, match="centroids must"):
+            CentroidCells("xy", centroids)
+    with pytest.raises(ArgumentError, match=r"samples must be \[m, d\] with m >= 4, got \[3, 2\]"):
+        CentroidCells.fitted("xy", torch.zeros(3, 2), 4)
+    with pytest.raises(ArgumentError, match="features must be a key"):
+        GridCells(3, BOUNDS, SHAPE)
+    with pytest.raises(ArgumentError, match="cells must be a Cells"):
+        archive_buffer(100)
+    rb = archive_buffer(GRID)
+    with pytest.raises(KeyMismatchError, match="data lacks the features 'xy'"):
+        rb.extend(rows(torch.zeros(3)))
+    with pytest.raises(ShapeError, match="features must have 2 numbers per row, got 3"):
+        rb.extend(rows(torch.zeros(3), xy=torch.zeros(3, 3)))
+    with pytest.raises(NaNError, match="features must be finite"):
+        rb.extend(rows(torch.zeros(2), xy=torch.full((2, 2), math.nan)))
+    with pytest.raises(ShapeError, match="features must be a tensor of 3 rows"):
+        archive_buffer(GridCells(lambda _: np.zeros(3), BOUNDS, SHAPE)).extend(rows(torch.zeros(3)))
+    assert len(rb) == 0
