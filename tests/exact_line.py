@@ -10,7 +10,7 @@ from gfn_rb.numerics.mixtures import normal_mixture
 
 def marginal(env, t):
     """Mean and variance, [n, modes], of the bridges to each mode after t moves."""
-    part, walk = t / env.n_steps, env.spread**2 / env.n_steps
+    part, walk = t / env.n_steps, env.sigma**2 / env.n_steps
     mean = env.start + (env._means - env.start) * part
     return mean, (env._scales * part) ** 2 + walk * t * (1 - part)
 

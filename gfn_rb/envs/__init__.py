@@ -4,7 +4,8 @@ from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.bayesian_dag import BayesianDAG
 from gfn_rb.envs.bit_sequence import BitSequence
 from gfn_rb.envs.checks import check_env
-from gfn_rb.envs.continuous import Box, ContinuousEnv, Line
+from gfn_rb.envs.continuous import Box, ContinuousEnv
+from gfn_rb.envs.diffusion import DiffusionEnv, Funnel, Gaussians25, Line, Manywell
 from gfn_rb.envs.enumerable import EnumerableEnv, uniform_log_pf
 from gfn_rb.envs.grid import ConditionalHyperGrid, DeceptiveGrid, GridEnv, HyperGrid
 from gfn_rb.envs.rna_binding import RNABinding
@@ -18,11 +19,15 @@ __all__ = [
     "ConditionalHyperGrid",
     "ContinuousEnv",
     "DeceptiveGrid",
+    "DiffusionEnv",
     "EnumerableEnv",
+    "Funnel",
     "GFNEnv",
+    "Gaussians25",
     "GridEnv",
     "HyperGrid",
     "Line",
+    "Manywell",
     "QM9Strings",
     "RNABinding",
     "ScoredSequenceEnv",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import Distribution
 from torchrl.data import Unbounded
 from typing_extensions import Unpack
 
-from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.envs.core import check_positive
 from gfn_rb.errors import ArgumentError
@@ -54,9 +52,13 @@ class ContinuousEnv(GFNEnv):
         max_length: number of actions in the longest trajectory, the exit action included.
         encoded_size: width of the rows that ``encode`` returns.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+
+    Attributes:
+        n_components: number of distributions in a policy's mixture by default.
     """
 
     action_dtype = torch.float32
+    n_components: int = 4
 
     def __init__(
         self,
@@ -282,125 +284,3 @@ class Box(ContinuousEnv):
 def _vector(move: Float[Tensor, "n 3"]) -> Float[Tensor, "n 2"]:
     angle, length = move[:, 1], (2 * move[:, 2]).sqrt()
     return length[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
-
-
-class Line(ContinuousEnv):
-    r"""The line task of Lahlou et al. 2023 (arXiv:2301.12594): n moves on the real line.
-
-    A state is (x, t): the position after t moves. After n moves the trajectory ends, with the
-    reward
-
-    .. math:: R(x) = \sum_i N(x; \mu_i, \sigma_i^2),
-
-    so that log Z is the log of the number of modes, and the target is their mixture.
-
-    The reference is a random walk whose end has the second moment of the target about the start.
-    Backward it is the bridge to the start.
-
-    Args:
-        means: means of the modes.
-        scales: standard deviations of the modes, above 0.
-        start: x at the source.
-        n_steps: number n of moves, at least 1.
-        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
-    """
-
-    _means: Tensor
-    _scales: Tensor
-
-    def __init__(
-        self,
-        means: Sequence[float] = (-1.5, 1.5),
-        scales: Sequence[float] = (0.5, 0.5),
-        start: float = 0.0,
-        n_steps: int = 5,
-        **options: Unpack[EnvOptions],
-    ) -> None:
-        if not means or len(means) != len(scales):
-            n, m = len(means), len(scales)
-            raise ArgumentError(f"means and scales must be as many, at least one, got {n} and {m}")
-        if not all(0 < scale < math.inf for scale in scales):
-            raise ArgumentError(f"scales must be positive and finite, got {list(scales)}")
-        if not all(map(math.isfinite, (*means, start))):
-            raise ArgumentError(f"means and start must be finite, got {list(means)} and {start}")
-        as_count("n_steps", n_steps)
-        self.start, self.n_steps, self.n_modes = start, n_steps, len(means)
-        moments = [(m - start) ** 2 + s**2 for m, s in zip(means, scales, strict=True)]
-        self.spread = math.sqrt(sum(moments) / len(moments))
-        super().__init__(
-            torch.tensor([start, 0.0], dtype=torch.float32),
-            torch.tensor([start, -1.0], dtype=torch.float32),
-            n_parameters=1,
-            max_length=n_steps + 1,
-            encoded_size=2,
-            **options,
-        )
-        self._register(
-            _means=torch.tensor(means, dtype=torch.float32),
-            _scales=torch.tensor(scales, dtype=torch.float32),
-        )
-
-    @property
-    def true_log_z(self) -> float:
-        """The log of the number of modes: each has a mass of one."""
-        return math.log(len(self._means))
-
-    def is_source(self, state: StateBatch) -> Flags:
-        """Return which rows have made no move."""
-        return state[:, 1] == 0
-
-    def is_sink(self, state: StateBatch) -> Flags:
-        """Return which rows have ended."""
-        return state[:, 1] < 0
-
-    def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n 2"]:
-        """Return where a move is legal, and where the exit: after n moves."""
-        t = state[:, 1]
-        return torch.stack([(t >= 0) & (t < self.n_steps), t >= self.n_steps], 1)
-
-    def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n 1"]:
-        """Return where a move led."""
-        return state[:, 1:] > 0
-
-    def from_source(self, state: StateBatch) -> tuple[Flags, Float[Tensor, "n 1"]]:
-        """Return which states are those after the first move."""
-        return state[:, 1] == 1, state[:, :1] - self.start
-
-    def reference(self, state: StateBatch, is_backward: bool = False) -> Distribution:
-        """Return a normal step of the random walk, or of its bridge back to the start."""
-        variance = self.spread**2 / self.n_steps
-        x, t = state[:, :1], state[:, 1:]
-        if not is_backward:
-            mean, scale = torch.zeros_like(x), torch.full_like(x, math.sqrt(variance))
-        else:
-            t = t.clamp(min=2)  # nothing is drawn before
-            mean, scale = (x - self.start) / t, (variance * (t - 1) / t).sqrt()
-        return Independent(Normal(mean, scale, validate_args=False), 1, validate_args=False)
-
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
-        """Return the log of the summed densities of the modes."""
-        self.check_terminating(state)
-        return Normal(self._means, self._scales).log_prob(state[:, :1]).logsumexp(1)
-
-    def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
-        """Return the distance from the start and the number of moves, both scaled to about one."""
-        x = (state[:, :1] - self.start) / self.spread
-        return torch.cat([x, state[:, 1:] / self.n_steps], 1)
-
-    def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
-        """Return the modes within one standard deviation of which some state lies."""
-        near = (state[:, :1] - self._means).abs() <= self._scales
-        return near.nonzero()[:, 1]
-
-    def move(self, state: StateBatch, move: Float[Tensor, "n 2"]) -> StateBatch:
-        """Add the move to x, and count it."""
-        return torch.cat([state[:, :1] + move[:, 1:], state[:, 1:] + 1], 1)
-
-    def undo(self, state: StateBatch, move: Float[Tensor, "n 2"]) -> StateBatch:
-        """Subtract the move from x and from the count."""
-        undone = torch.cat([state[:, :1] - move[:, 1:], state[:, 1:] - 1], 1)
-        # Rounding must not keep a walk from its source.
-        return self.source_state.where(undone[:, 1:] == 0, undone)

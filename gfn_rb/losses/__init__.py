@@ -13,7 +13,11 @@ from gfn_rb.losses.base import LOSSES, BalanceLoss, Loss, linex
 from gfn_rb.losses.completions import clipped_ratio, completion_log_prob, group_residual
 from gfn_rb.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.losses.flow_matching import FlowMatching
-from gfn_rb.losses.trajectory_balance import SubTrajectoryBalance, TrajectoryBalance
+from gfn_rb.losses.trajectory_balance import (
+    SubTrajectoryBalance,
+    TrajectoryBalance,
+    VarGrad,
+)
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
@@ -27,6 +31,7 @@ __all__ = [
     "ModifiedDetailedBalance",
     "SubTrajectoryBalance",
     "TrajectoryBalance",
+    "VarGrad",
     "clipped_ratio",
     "completion_log_prob",
     "group_residual",

@@ -99,6 +99,87 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         return self.log_z(condition).expand(len(source))
 
 
+class VarGrad(BalanceLoss[Trajectories]):
+    """The VarGrad loss: trajectory balance with log Z estimated from each batch.
+
+    It is the variance over the batch of log P_F(tau) - log P_B(tau | x) - log R(x), which has the
+    gradient of the log-variance divergence (Richter et al. 2020, arXiv:2010.10436; Zhang et al.
+    2023, arXiv:2305.19843; Sendera et al. 2024, arXiv:2402.05098). The residual of a row is its
+    difference from the mean, which has no gradient. Rows of a batch share one log Z, so rewards
+    must not depend on a condition.
+
+    Args:
+        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
+        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
+            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
+        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv` without conditions; not a
+            submodule of the loss.
+        **options: keywords below.
+
+    Keyword Args:
+        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
+            :func:`~gfn_rb.losses.linex` is another.
+        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
+            log-reward of -inf raises an error.
+        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
+            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
+            requires_grad=True)``. Default: "computed".
+
+    Attributes:
+        log_z: mean estimate of log Z over about the last 100 batches, in nats.
+
+    Raises:
+        ArgumentError: a policy has the wrong direction or none, an option is out of range, or the
+            environment has conditions.
+    """
+
+    name = "vargrad"
+    reads = Trajectories
+    networks = ("forward_policy", "backward_policy")
+    log_z: Tensor
+    _n_batches: Tensor
+
+    def __init__(
+        self,
+        forward_policy: TensorDictModuleBase,
+        backward_policy: TensorDictModuleBase,
+        env: GFNEnv,
+        **options: Any,
+    ) -> None:
+        super().__init__(forward_policy, backward_policy, env, **options)
+        if env.condition_shape is not None:
+            raise ArgumentError(
+                f"env must have no conditions for VarGrad, got a {type(env).__name__}"
+            )
+        self.register_buffer("log_z", torch.tensor(0.0))
+        self.register_buffer("_n_batches", torch.tensor(0))
+
+    def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
+        """Return each row's difference from the batch's estimate of log Z, in nats, with gradient.
+
+        Raises:
+            ArgumentError: the batch has fewer than two rows.
+        """
+        trajectories = self._rows(batch)
+        if len(trajectories) < 2:
+            raise ArgumentError(f"batch must have at least 2 rows, got {len(trajectories)}")
+        log_reward = self._floored(trajectories.log_reward)
+        log_pf, log_pb = (each.sum(1) for each in self._log_probs(trajectories))
+        excess = (log_pf - log_pb) - log_reward
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
+        require_finite_terms(excess, terms)
+        mean = excess.detach().mean()
+        if self.training and torch.is_grad_enabled():
+            self._n_batches += 1
+            self.log_z -= (self.log_z + mean) / self._n_batches.clamp(max=100)
+        return excess - mean
+
+    def _source_log_flow(
+        self, source: StateBatch, condition: ConditionBatch | None
+    ) -> Float[Tensor, "n"]:
+        return self.log_z.expand(len(source))
+
+
 class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     """The sub-trajectory balance loss SubTB(lambda) (Madan et al. 2022, arXiv:2209.12782).
 

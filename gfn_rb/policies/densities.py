@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent, Normal
 from torch.nn.functional import softplus
 
 from gfn_rb import keys
@@ -32,7 +32,8 @@ class MixturePolicy(StateNetwork):
         hidden: widths of the hidden layers, each above 0.
         trunk: trunk of another network, to share; ``hidden`` is then ignored.
         is_backward: whether it is P_B, for the moves that led to a state.
-        n_components: number of distributions in the mixture, at least 1.
+        n_components: number of distributions in the mixture, at least 1. Default: the environment's
+            ``n_components``.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class MixturePolicy(StateNetwork):
         trunk: Trunk | None = None,
         *,
         is_backward: bool = False,
-        n_components: int = 4,
+        n_components: int | None = None,
     ) -> None:
         require_kind("env", env, ContinuousEnv)
+        n_components = env.n_components if n_components is None else n_components
         as_count("n_components", n_components)
         self.is_backward = is_backward
         k, n_kinds = env.action_shape[0] - 1, env.n_actions - is_backward
@@ -67,7 +69,11 @@ class MixturePolicy(StateNetwork):
             return BetaMixture(log_weight, alpha, scale, *bounds)
         reference = self._reference(state, self.is_backward)
         center, unit = reference.mean[:, None], reference.stddev[:, None]
-        return normal_mixture(log_weight, center + unit * first, unit * scale)
+        mean, scale = center + unit * first, unit * scale
+        if mean.shape[1] == 1:  # a third of the time of a mixture of one
+            normal = Normal(mean[:, 0], scale[:, 0], validate_args=False)
+            return Independent(normal, 1, validate_args=False)
+        return normal_mixture(log_weight, mean, scale)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write the logits of kinds."""

@@ -636,6 +636,72 @@ class BoxConfig(ContinuousConfig):
     """Gradients longer than this, as single walks give with linex, are shortened to it."""
 
 
+_RECENT, _FLATTER = options.KeepRecent(), options.RankDraw(k=0.01)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionConfig(ContinuousConfig):
+    """Defaults of diffusion samplers (Sendera et al. 2024)."""
+
+    steps: rules.PositiveInt = 2500
+    """Training steps. Each step samples one fresh batch, which takes batch-size reward calls."""
+    batch_size: rules.PositiveInt = 128
+    """Fresh trajectories per step."""
+    hidden: rules.Widths = (64, 64)
+    """Widths of the hidden layers of each policy."""
+    lr: rules.PositiveFloat = 1e-3
+    """Adam's learning rate for the networks."""
+    regression: options.RegressionName = "squared"
+    """Cost of a residual: its square, or linex; auto for the default of other environments."""
+    lr_log_z: rules.PositiveFloat = 0.1
+    """Adam's learning rate for log Z, if log Z is a separate parameter."""
+    replay_ratio: rules.NonNegativeFloat = 1.0
+    """Replayed items per fresh one: terminating states, from which walks lead back to the start."""
+    keep: options.Keep = _RECENT
+    """Which items the buffer keeps. The densest points would all be centres of modes."""
+    draw: options.Draw = _FLATTER
+    """How replayed items are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussians25Config(DiffusionConfig):
+    """Sample a mixture of 25 normal distributions in the plane (Sendera et al. 2024)."""
+
+    env: ClassVar[str] = "gaussians25"
+    env_type: ClassVar[str] = "Gaussians25"
+
+    n_steps: rules.PositiveInt = 100
+    """Moves of a walk."""
+    sigma: rules.PositiveFloat = 5**0.5
+    """Standard deviation of the end of the reference walk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunnelConfig(DiffusionConfig):
+    """Sample Neal's funnel in ten dimensions (Sendera et al. 2024)."""
+
+    env: ClassVar[str] = "funnel"
+    env_type: ClassVar[str] = "Funnel"
+
+    ndim: int = 10
+    """Coordinates."""
+    n_steps: rules.PositiveInt = 100
+    """Moves of a walk."""
+    sigma: rules.PositiveFloat = 1.0
+    """Standard deviation of the end of the reference walk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManywellConfig(FunnelConfig):
+    """Sample a product of double wells in 32 dimensions (Sendera et al. 2024)."""
+
+    env: ClassVar[str] = "manywell"
+    env_type: ClassVar[str] = "Manywell"
+
+    ndim: int = 32
+    """Coordinates, an even number."""
+
+
 CONFIGS: dict[str, type[TrainConfig]] = {
     config.env: config
     for config in [*vars().values()]

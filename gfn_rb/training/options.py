@@ -298,8 +298,8 @@ class GeneralOptions:
     objects are new; 1 for all with continuous states."""
 
     loss: LossName = "tb"
-    """Trajectory balance, sub-trajectory balance, detailed balance, its modified form (where every
-    state is terminating), or flow matching."""
+    """Trajectory balance, VarGrad (which estimates log Z from each batch), sub-trajectory balance,
+    detailed balance, its modified form (where every state is terminating), or flow matching."""
     regression: RegressionName = "auto"
     """Cost of a residual: its square, or Linex, steeper where the flow is too small than where it
     is too large, which finds rare objects sooner. auto is squared with fm, whose residuals have no

@@ -85,7 +85,7 @@ EDGES = [[[0, 1, 0], [0, 0, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]]]
     [
         (lambda: envs.HyperGrid(2, 8), [[3, 0], [7, 7]], ["(3, 0)", "(7, 7)"]),
         (lambda: envs.Box(), [[0.25, 1 / 3]], ["(0.25, 0.3333)"]),
-        (lambda: envs.Line(), [[-1.5, 5.0]], ["(-1.5, 5)"]),
+        (lambda: envs.Line(), [[-1.5, 5.0]], ["(-1.5)"]),
         (envs.TFBind8, [[0, 1, 2, 3, 3, 2, 1, 0]], ["ACGTTGCA"]),
         (lambda: envs.RNABinding(length=4), [[0, 1, 2, 3]], ["ACGU"]),
         (envs.QM9Strings, [[0, 3, 7, 1, 10]], ["C-C-F-c1ccccc1-O-CCC"]),

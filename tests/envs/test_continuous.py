@@ -9,10 +9,10 @@ from tensordict import TensorDict
 from torch.testing import assert_close
 
 from gfn_rb import Sampler
-from gfn_rb.envs import Box, Line
+from gfn_rb.envs import Box, Funnel, Gaussians25, Line, Manywell
 from gfn_rb.envs.conformance import ContinuousEnvConformance
 from gfn_rb.errors import ArgumentError
-from gfn_rb.policies import MixturePolicy
+from gfn_rb.policies import MixturePolicy, ReferencePolicy
 from gfn_rb.rollout import trajectory_log_probs
 
 
@@ -57,6 +57,101 @@ def test_the_last_marginal_is_the_target():
 def test_modes_are_reached_within_a_standard_deviation():
     env = Line((-1.0, 2.0), (0.5, 1.0))
     assert env.modes_reached(states(env, [-1.4, 0.0, 1.2, 2.9], 5.0)).tolist() == [0, 1, 1]
+
+
+class TestGaussians25(ContinuousEnvConformance):
+    def make_env(self) -> Gaussians25:
+        return Gaussians25(n_steps=8)
+
+
+class TestFunnel(ContinuousEnvConformance):
+    def make_env(self) -> Funnel:
+        return Funnel(ndim=3, n_steps=8)
+
+
+class TestManywell(ContinuousEnvConformance):
+    def make_env(self) -> Manywell:
+        return Manywell(ndim=4, n_steps=8)
+
+
+@pytest.mark.parametrize(
+    ("env", "low", "high"),
+    [
+        (Gaussians25(), (-14, -14), (14, 14)),
+        (Funnel(ndim=2), (-16, -900), (16, 900)),
+        (Manywell(ndim=2), (-4, -7), (4, 7)),
+    ],
+)
+def test_densities_integrate_to_z(env, low, high):
+    n = 4001
+    axes = [torch.linspace(a, b, n, dtype=torch.float64) for a, b in zip(low, high, strict=True)]
+    if isinstance(env, Funnel):  # as narrow at one end as it is wide at the other
+        axes[1] = axes[1].sign() * (axes[1].abs() / 900) ** 5 * 900
+    rows = [env.log_density(torch.cartesian_prod(x, axes[1])).exp() for x in axes[0].split(100)]
+    inner = torch.trapezoid(torch.cat(rows).view(n, n), axes[1], dim=1)
+    assert float(torch.trapezoid(inner, axes[0]).log()) == pytest.approx(env.true_log_z, abs=2e-3)
+
+
+def test_log_z_of_the_manywell_is_the_published_one():
+    well = math.log(11784.50927) + math.log(2 * math.pi) / 2  # GFNOrg/gfn-diffusion, many_well.py
+    assert Manywell().true_log_z == pytest.approx(16 * well, abs=1e-5)
+
+
+@pytest.mark.parametrize("env", [Gaussians25(), Funnel(), Manywell()])
+def test_target_samples_have_the_moments_of_the_density(env):
+    """By the importance weights of a wide normal proposal, coordinate by coordinate."""
+    x = env.sample_target(20_000, torch.Generator().manual_seed(0))
+    if isinstance(env, Funnel):
+        x = torch.cat([x[:, :1] / 3, x[:, 1:] * (-x[:, :1] / 2).exp()], 1)  # normal, if right
+        first, second = 0.0, 1.0
+    elif isinstance(env, Gaussians25):
+        first, second = 0.0, 50.3
+    else:
+        u = torch.linspace(-4, 4, 10_001, dtype=torch.float64)
+        p = (-(u**4) + 6 * u**2 + u / 2).softmax(0)
+        first = torch.tensor([p @ u, 0.0]).repeat(16)
+        second = torch.tensor([p @ u**2, 1.0]).repeat(16)
+    error = x.square().std() / len(x) ** 0.5
+    assert ((x.mean(0) - first).abs() < 5 * x.std() / len(x) ** 0.5).all()
+    assert ((x.square().mean(0) - second).abs() < 5 * error).all()
+
+
+def test_modes_of_targets():
+    env = Gaussians25()
+    x = torch.tensor([[-10.0, -9.0], [0.5, 0.5], [10.0, 10.0], [2.5, 2.5], [0.0, 1.2]])
+    assert env.modes_reached(env.at_end(x)).tolist() == [0, 12, 24]
+    env = Manywell(ndim=6)
+    u = torch.tensor([[1.7, 1.7, -1.5], [-2.0, -1.1, 1.2], [0.3, 1.7, 1.7]])
+    x = torch.stack([u, torch.zeros_like(u)], 2).flatten(1)
+    assert env.modes_reached(env.at_end(x)).tolist() == [0b110, 0b001]
+    assert env.n_modes == 8
+    assert env.describe(env.at_end(x))[0] == "(1.7, 0, 1.7, 0, -1.5, 0)"
+
+
+def test_the_reference_backward_is_the_published_bridge():
+    env = Gaussians25(n_steps=10, sigma=math.sqrt(5.0))
+    state = torch.tensor([[3.0, -1.0, 4.0]])
+    bridge = env.reference(state, is_backward=True)
+    assert_close(state[:, :2] - bridge.mean, torch.tensor([[3.0, -1.0]]) * 3 / 4)
+    assert_close(bridge.stddev.square(), torch.full((1, 2), 5 / 10 * 3 / 4))
+    x = env.at_end(torch.tensor([[10.0, 5.0]]).expand(4000, 2))
+    walks = Sampler(ReferencePolicy(env)).sample_trajectories(
+        env, states=x, generator=torch.Generator().manual_seed(0)
+    )
+    half = walks.forward().state[:, 5, :2]
+    assert_close(half.mean(0), torch.tensor([5.0, 2.5]), rtol=0, atol=0.1)
+    assert_close(half.var(0), torch.full((2,), 5 / 4), rtol=0.1, atol=0)
+
+
+def test_a_policy_has_one_normal_density_in_each_step_of_a_diffusion():
+    env = Manywell(ndim=4, n_steps=8)
+    policy = MixturePolicy(env, (8,))
+    density = policy.get_dist(TensorDict({"state": env.source(3)}, [3]))
+    assert isinstance(density, torch.distributions.Independent)
+    assert density.event_shape == (4,)
+    mixture = MixturePolicy(env, (8,), n_components=2)
+    assert policy.head.out_features == 2 + 1 + 2 * 4
+    assert mixture.head.out_features == 2 + 2 * (1 + 2 * 4)
 
 
 class TestBox(ContinuousEnvConformance):

@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
-from gfn_rb.losses import TrajectoryBalance
+from gfn_rb.losses import TrajectoryBalance, VarGrad
 from gfn_rb.policies import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -140,3 +140,31 @@ def test_a_shared_trunk_is_called_once_and_gives_the_same(name):
     forward.trunk.register_forward_hook(lambda *_: calls.append(1))
     torch.testing.assert_close(loss.row_loss(rows), expected)
     assert len(calls) == 1
+
+
+def test_vargrad_is_the_variance_of_log_weights_and_has_its_gradient():
+    env = HyperGrid(2, 4)
+    torch.manual_seed(0)
+    networks = ForwardPolicy(env, (8,)), BackwardPolicy(env, (8,)), env
+    loss, balance = VarGrad(*networks), TrajectoryBalance(*networks, log_z=LogZ())
+    rows = both_ways(env, *networks[:2], 16)
+    weight = -balance.residual(rows)  # log R + log P_B - log P_F
+    torch.testing.assert_close(loss(rows), weight.var(correction=0))
+    torch.testing.assert_close(loss.estimate_log_z(), weight.detach().mean())
+    parameters = [*loss.parameters()]
+    expected = torch.autograd.grad(weight.var(correction=0), parameters)
+    torch.testing.assert_close(torch.autograd.grad(loss(rows), parameters), expected)
+
+
+def test_vargrad_averages_log_z_over_batches_that_are_learnt_from():
+    loss = VarGrad(even_loss().forward_policy, even_loss().backward_policy, HyperGrid(2, 2))
+    for log_reward in (0.5, 1.5):
+        loss(trajectory(log_reward))
+    first, second = (
+        float(-even_loss().residual(trajectory(r)).detach().mean()) for r in (0.5, 1.5)
+    )
+    with torch.no_grad():
+        loss(trajectory(100.0))
+    assert float(loss.estimate_log_z()) == pytest.approx((first + second) / 2)
+    with pytest.raises(ArgumentError, match="batch must have at least 2 rows, got 1"):
+        loss(trajectory()[:1])

@@ -193,6 +193,7 @@ EVERY = [kind() for kind in CONFIGS.values()]
 
 TOGETHER = {
     "tb": {"trajectories", "terminal"},
+    "vargrad": {"trajectories", "terminal"},
     "subtb": {"trajectories", "terminal"},
     "db": {"trajectories", "transitions", "terminal"},
     "mdb": {"trajectories", "transitions", "terminal"},

@@ -48,6 +48,7 @@ RUNS = {
     "learned backward": {"backward": "learned"},
     "search": {"search": SearchOptions(loops=2)},
     "teacher": {"replay": "trajectories", "teacher": TeacherOptions(share=0.5)},
+    "vargrad": {"loss": "vargrad"},
     "subtb": {"loss": "subtb"},
     "db": {"loss": "db", "replay": "transitions", "keep": KeepTop()},
     "mdb": {"loss": "mdb", "replay": "transitions"},
