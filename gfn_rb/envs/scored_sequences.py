@@ -15,7 +15,7 @@ from gfn_rb.envs.core import check_power, from_digits, to_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.near.neighbours import greedy
+from gfn_rb.numerics.near.neighbours import NEVER, NearRows, Rivals
 from gfn_rb.shapes import Float64, Floats, Int64, Integers, Modes, StateBatch
 
 DATA = Path(__file__).parent / "data"
@@ -123,10 +123,10 @@ class TFBind8(ScoredSequenceEnv):
 
 def _apart(ranked: Integers) -> Modes:
     """Keep the 8-mers that differ in at least two letters from all that are kept before them."""
-    letter = to_digits(ranked, len(BASES), N_BASES)
-    near = (letter[:, None] != letter).sum(2) <= 1
-    better, worse = near.triu(1).nonzero(as_tuple=True)
-    return ranked[greedy(len(ranked), better, worse)]
+    letter, rank = to_digits(ranked, len(BASES), N_BASES), np.arange(len(ranked))
+    index = NearRows(1, letter, p=0.0, cutoff=1.0)
+    kept, _ = index.choose(index.prepare(letter), Rivals(-rank.astype(float), np.zeros(1), NEVER))
+    return ranked[torch.from_numpy(kept)]
 
 
 class QM9Strings(ScoredSequenceEnv):

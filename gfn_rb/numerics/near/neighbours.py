@@ -15,7 +15,7 @@ from gfn_rb.kernels import near
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
-from gfn_rb.shapes import Bool, Float64, Int64, Shaped
+from gfn_rb.shapes import Float64, Int64, Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
 _RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
@@ -292,25 +292,3 @@ def tanimoto_distance(a: Shaped[Tensor, "n d"], b: Shaped[Tensor, "m d"]) -> Flo
     common = (a @ b.T).double()  # counts, which float32 holds exactly
     either = a.sum(1).double()[:, None] + b.sum(1).double() - common
     return 1 - (common / either).where(either > 0, 1.0)
-
-
-def greedy(n: int, better: Int64[Tensor, "m"], worse: Int64[Tensor, "m"]) -> Bool[Tensor, "n"]:
-    """Keep every node that has no better neighbour among those kept.
-
-    What going through the nodes from the best to the worst keeps, many at a time: all that have
-    no better neighbour left are kept at once, and their neighbours dropped. Each pair of neighbours
-    is given as its better and its worse node, in an order without cycles.
-    """
-    kept = torch.ones(n, dtype=torch.bool, device=better.device)
-    kept[worse] = False
-    undecided = ~kept
-    while better.shape[0]:
-        undecided[worse[kept[better]]] = False  # for good: dropped
-        live = undecided[worse]
-        better, worse = better[live], worse[live]
-        waiting = torch.zeros_like(kept)
-        waiting[worse[undecided[better]]] = True
-        ready = undecided & ~waiting
-        kept |= ready
-        undecided &= waiting
-    return kept

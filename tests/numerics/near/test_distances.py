@@ -3,11 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from gfn_rb.kernels.near import distance, distances, nearest
 from gfn_rb.numerics.flat import equal_bits
-from gfn_rb.numerics.near.neighbours import greedy
 
 
 @pytest.mark.parametrize(
@@ -40,18 +38,6 @@ def test_near_pairs_are_those_whose_distance_says_so(p, width):
             for i in range(30):
                 apart = float(distance(some, 0, some, i, p, math.inf))
                 assert (distance(some, 0, some, i, p, cutoff) <= cutoff) == (apart <= cutoff)
-
-
-@given(n=st.integers(1, 12), data=st.data())
-def test_greedy_keeps_what_going_through_one_by_one_keeps(n, data):
-    node = st.integers(0, n - 1)
-    edges = data.draw(st.lists(st.tuples(node, node).filter(lambda e: e[0] < e[1]), max_size=30))
-    kept: list[int] = []
-    for k in range(n):
-        if not any((j, k) in edges for j in kept):
-            kept.append(k)
-    better, worse = torch.tensor(edges, dtype=torch.int64).view(-1, 2).unbind(1)
-    assert greedy(n, better, worse).nonzero()[:, 0].tolist() == kept
 
 
 def test_both_zeros_are_equal_and_numbers_of_opposite_bits_differ():
