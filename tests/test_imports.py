@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from test_layers import FILES, imports, module_name
 
 import gfn_rb
+from tools.structure import COMPUTED, imports, modules
 
 # Import names of the optional dependencies and of what only the tests use.
 HEAVY = ("matplotlib", "bokeh", "mpi4py", "tyro", "tqdm", "gfn", "scipy", "RNA")
@@ -29,6 +29,7 @@ OPTIONAL = tuple(
 # Of a module that is named differently.
 DISTRIBUTION = {"RNA": "ViennaRNA", "gfn": "torchgfn"}
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+MODULES = modules(Path(gfn_rb.__file__).parent)
 
 # Runs each program of a list in a fork of one fresh interpreter, where no import hook of this test
 # run is at work. torch is imported first, for what it loads by itself (tqdm, where installed) is
@@ -91,8 +92,7 @@ def outputs() -> dict[str, str]:
 
 def core_modules() -> list[str]:
     """Every module but those whose business an optional dependency is."""
-    names = map(module_name, FILES)  # pkgutil.walk_packages would import them
-    return [name for name in names if not name.startswith(OPTIONAL)]
+    return [name for name in MODULES if not name.startswith(OPTIONAL)]
 
 
 def public_packages() -> list[ModuleType]:
@@ -130,19 +130,15 @@ def declared() -> set[str]:
     return {re.split(r"[<>=\[]", each)[0] for extra in extras for each in extra}
 
 
-def undeclared(sources: dict[str, str]) -> list[str]:
+def undeclared(files: dict[str, Path]) -> list[str]:
     """Third-party packages that modules import and that no list of dependencies has."""
-    known = {*declared(), *sys.stdlib_module_names, "gfn_rb", ""}
+    known = {*declared(), *sys.stdlib_module_names, "gfn_rb", "", COMPUTED}
     names = (
-        (module, found.line, found.target.split(".")[0])
-        for module, source in sources.items()
-        for found in imports(source, module, is_package=False)
+        (name, target.split(".")[0]) for name, p in files.items() for target in imports(p, name)
     )
-    return [
-        f"{module}:{line} imports {name}"
-        for module, line, name in names
-        if DISTRIBUTION.get(name, name) not in known
-    ]
+    return sorted(
+        f"{name}: {top}" for name, top in names if DISTRIBUTION.get(top, top) not in known
+    )
 
 
 def test_import_loads_nothing_heavy_and_the_core_needs_little(outputs: dict[str, str]) -> None:
@@ -170,10 +166,10 @@ def test_what_is_not_described_would_be_seen() -> None:
     assert undescribed(planted) == ["absent", "plain", "told.each"]
 
 
-def test_what_is_imported_is_declared() -> None:
-    assert undeclared({module_name(path): path.read_text() for path in FILES}) == []
-    planted = {"a": "import torch\ndef f():\n    from psutil import Process", "b": "import RNA, os"}
-    assert undeclared(planted) == ["a:3 imports psutil"]
+def test_what_is_imported_is_declared(tmp_path: Path) -> None:
+    assert undeclared(MODULES) == []
+    (tmp_path / "a.py").write_text("import torch, RNA\ndef f():\n    from psutil import Process")
+    assert undeclared({"a": tmp_path / "a.py"}) == ["a: psutil"]
 
 
 def test_every_dependency_is_documented() -> None:

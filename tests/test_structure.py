@@ -1,44 +1,127 @@
-"""The measures of ``tools/structure.py``, each seen to find what is planted."""
+"""How the package is built: the measures of ``tools/``, each seen to find what is planted."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import gfn_rb
+from gfn_rb import torchrl_compat
+from tools.private_names import adapted, private_uses, private_uses_in
 from tools.structure import (
     CLOSURES,
+    COMPUTED,
     circles,
     closures,
     draw,
     import_graph,
+    imports,
+    modules,
     n_lines,
     shared_class_names,
+    top_folder,
     top_folders,
 )
 
 ROOT = Path(gfn_rb.__file__).parent
+# In order; the modules of one entry may import each other. "" is gfn_rb/__init__.py, which may
+# import all and be imported by none.
+LAYERS = (
+    ("arguments", "errors", "keys", "lazy", "shapes", "stopwatch"),
+    ("kernels",),
+    ("numerics",),
+    ("torchrl_compat",),
+    ("containers",),
+    ("buffer_state", "column", "memmaps", "ragged", "sharing", "state_folder", "storages"),
+    ("writers",),
+    ("samplers",),
+    ("buffers",),
+    # The core ends here. What follows attaches to it.
+    ("codec",),
+    ("checkpoint",),
+    ("envs",),
+    ("page",),
+    ("rollout",),
+    ("policies",),
+    ("losses",),
+    ("transports",),
+    ("remote",),
+    ("interop",),
+    ("training",),
+    ("__main__",),
+    ("",),
+)
+LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
+# Packages that only some layers may import, in any way.
+ONLY_IN = {
+    "numba": {"kernels"},
+    "jaxtyping": {"shapes"},
+    "beartype": set(),
+    "mpi4py": {"transports"},
+    "gfn": {"interop"},
+    "RNA": {"envs"},
+    "bokeh": {"page"},
+}
+# Numerics is tensor mathematics and nothing else.
+IN_NUMERICS = {
+    "__future__", "abc", "collections", "functools", "gfn_rb", "itertools", "math", "numpy",
+    "torch", "typing",
+}  # fmt: skip
+# What these import is in the type-checking imports of packages, or is of their own folder.
+LAZY = {"gfn_rb.lazy", "gfn_rb.losses"}
+CORE = {"buffers", "containers", "kernels", "numerics", "samplers", "writers"}
+
+
+def is_allowed(here: str, target: str) -> bool:
+    """Whether a layer may import a dotted name."""
+    top, layer = target.split(".")[0], top_folder(target)
+    if top == "gfn_rb":
+        return LEVEL[layer if layer in LEVEL else ""] <= LEVEL[here]
+    return here in ONLY_IN.get(top, {here}) and (here != "numerics" or top in IN_NUMERICS)
+
+
+def violations(package: Path) -> list[str]:
+    return [
+        f"{name} imports {target}"
+        for name, path in modules(package).items()
+        for target in sorted(imports(path, name))
+        if not is_allowed(top_folder(name), target) or (target == COMPUTED and name not in LAZY)
+    ]
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Path:
+def plant(tmp_path: Path):
+    """What writes modules of a package by name, and returns its folder."""
+
+    def write(**sources: str) -> Path:
+        for name, source in {"__init__": "", **sources}.items():
+            path = tmp_path / "gfn_rb" / f"{name.replace('.', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(source)
+        return tmp_path / "gfn_rb"
+
+    return write
+
+
+@pytest.fixture
+def planted(plant) -> Path:
     """A package with a lazy and a type-checking import that close circles."""
-    files = {
-        "__init__": "from gfn_rb.b import B",
-        "a": "def f():\n    from gfn_rb.b import B",
-        "b": "from gfn_rb.room import c\nclass B: ...",
-        "room/__init__": "",
-        "room/c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..a import f\n"
-        "class B: ...",
-        "room/d": "from . import c\nclass C:\n    class B: ...",
-    }
-    for name, source in files.items():
-        path = tmp_path / "gfn_rb" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source)
-    return tmp_path / "gfn_rb"
+    return plant(
+        **{
+            "__init__": "from gfn_rb.b import B",
+            "a": "def f():\n    from gfn_rb.b import B",
+            "b": "from gfn_rb.room import c\nclass B: ...",
+            "room.__init__": "",
+            "room.c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..a import f\n"
+            "class B: ...",
+            "room.d": "from . import c\nclass C:\n    class B: ...",
+        }
+    )
 
 
 def test_no_folder_is_a_heap() -> None:
@@ -46,30 +129,55 @@ def test_no_folder_is_a_heap() -> None:
     assert n_files <= 16, folder
 
 
-def test_modules_import_in_no_circle() -> None:
+def test_imports_point_one_way() -> None:
+    assert violations(ROOT) == []
+    assert {top_folder(name) for name in modules(ROOT)} == LEVEL.keys()
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "target"),
+    [
+        ("writers.reward", "from gfn_rb.buffers.presets import f", "gfn_rb.buffers.presets.f"),
+        ("writers.reward", "from gfn_rb import buffers", "gfn_rb.buffers"),
+        ("writers.reward", "from ..samplers import base", "gfn_rb.samplers.base"),
+        ("writers.reward", "from .. import samplers", "gfn_rb.samplers"),
+        ("training.cli", "import gfn_rb", "gfn_rb"),
+        ("checkpoint.atomic", "def f():\n    from gfn_rb.envs import GFNEnv", "gfn_rb.envs.GFNEnv"),
+        ("errors", "if TYPE_CHECKING:\n    import gfn_rb.training.cli", "gfn_rb.training.cli"),
+        ("envs.base", "try:\n    import gfn_rb.remote\nexcept Exception: ...", "gfn_rb.remote"),
+        ("remote.manager", "importlib.import_module('gfn_rb.training')", "gfn_rb.training"),
+        ("training.cli", "importlib.import_module(name)", COMPUTED),
+        ("numerics.flat", "from jaxtyping import Float", "jaxtyping.Float"),
+        ("remote.manager", "import math, mpi4py.MPI", "mpi4py.MPI"),
+        ("numerics.flat", "from torchrl.data import Storage", "torchrl.data.Storage"),
+        ("writers.reward", "from gfn_rb.writers.rows import check", None),
+        ("writers.__init__", "from .reward import W", None),
+        ("numerics.flat", "from gfn_rb import keys", None),
+        ("__init__", "from gfn_rb.training.cli import main", None),
+        ("transports.mpi", "from mpi4py import MPI", None),
+        ("writers.reward", "import gfnx", None),
+    ],
+)
+def test_a_planted_import_that_runs_back_is_found(
+    plant, module: str, source: str, target: str | None
+) -> None:
+    found = violations(plant(**{module: source}))
+    assert found == ([] if target is None else [f"gfn_rb.{module} imports {target}"])
+
+
+def test_modules_import_in_no_circle(planted: Path) -> None:
     graph = import_graph(ROOT)
-    assert len(graph) > 50
-    assert circles(graph) == []
-    assert circles(top_folders(graph)) == []
-
-
-def test_planted_circles_are_found(planted: Path) -> None:
+    assert circles(graph) == circles(top_folders(graph)) == []
     graph = import_graph(planted)
     assert circles(graph) == [["gfn_rb.a", "gfn_rb.b", "gfn_rb.room.c"]]
     assert circles(top_folders(graph)) == [["a", "b", "room"]]
     assert circles({"a": {"b"}, "b": set()}) == []
 
 
-def test_planted_class_names_are_found(planted: Path) -> None:
+def test_planted_class_names_are_found_and_circles_not_drawn(planted: Path) -> None:
     assert shared_class_names(planted) == ["B: gfn_rb.b, gfn_rb.room.c"]
-
-
-def test_circles_cannot_be_drawn(planted: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="in circles"):
-        draw(tmp_path, tmp_path / "picture.png")
-
-
-CORE = {"buffers", "containers", "kernels", "numerics", "samplers", "writers"}
+        draw(planted.parent, planted.parent / "picture.png")
 
 
 def test_a_name_executes_few_lines_of_the_core_alone() -> None:
@@ -77,3 +185,58 @@ def test_a_name_executes_few_lines_of_the_core_alone() -> None:
         assert 50 < sum(map(n_lines, files)) <= CLOSURES[statement]
         folders = {path.relative_to(ROOT).parts[0] for path in files if path.parent != ROOT}
         assert folders <= CORE
+
+
+def test_types_are_checked_function_by_function() -> None:
+    """beartype refuses ``Self`` where it does not see the class; a type variable says the same."""
+    assert [str(p) for p in ROOT.rglob("*.py") if "import Self" in p.read_text()] == []
+
+
+# Private names of others are used in one module, which names them.
+
+FOREIGN = adapted(ast.parse(inspect.getsource(torchrl_compat)))
+
+
+def test_private_names_are_used_where_they_belong() -> None:
+    found = private_uses_in(ROOT)
+    assert len(found) > 50
+    assert [f"{path}:{use}" for path, each in found.items() for use in each] == []
+
+
+def test_each_function_of_the_adapter_names_what_it_wraps() -> None:
+    functions = [
+        function
+        for _, function in inspect.getmembers(torchrl_compat, inspect.isfunction)
+        if function.__module__ == torchrl_compat.__name__
+    ]
+    assert len(functions) > 20
+    assert [f.__name__ for f in functions if not re.search("``.+``|:func:", f.__doc__ or "")] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("storage._len = 3", ["_len"]),
+        ("class W:\n    def __init__(self):\n        self._len = 0\n    def f(self, s):\n"
+         "        return s._len", ["_len"]),
+        ("from torch.utils._pytree import tree_map", ["_pytree"]),
+        ("from torchrl.data import _Private", ["_Private"]),
+        ("getattr(storage, '_storage', None)", ["_storage"]),
+        ("rb.writer._cursor", ["_cursor"]),
+        ("self._storage", []),
+        ("super()._sample(3)", []),
+        ("os._exit(1)", []),
+        ("row._replace(a=1)", []),
+        ("class A:\n    __slots__ = ('_name',)\n    def f(self, other):\n        other._name", []),
+        ("class A:\n    def _go(self): ...\ndef f(a):\n    a._go()", []),
+        ("from __future__ import annotations", []),
+    ],
+)  # fmt: skip
+def test_a_private_name_of_another_is_found(source: str, found: list[str]) -> None:
+    assert [use.name for use in private_uses(ast.parse(source), FOREIGN)] == found
+
+
+def test_a_secret_of_another_module_is_not_foreign() -> None:
+    [use] = private_uses(ast.parse("a.b._go()"), FOREIGN, own={"_go"})
+    assert not use.is_foreign
+    assert str(use) == "1: a.b._go"

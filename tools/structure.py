@@ -19,6 +19,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -52,12 +53,17 @@ def import_graph(package: Path) -> Graph:
     files = modules(package)
     graph: Graph = {}
     for name, path in files.items():
-        targets = {_module(target, files) for target in _imports(path, name)}
+        targets = {_module(target, files) for target in imports(path, name)}
         graph[name] = targets - {None, name}
     return graph
 
 
-def _imports(path: Path, module: str) -> set[str]:
+COMPUTED = "<computed>"  # a name that is not in the text
+_DYNAMIC = re.compile(r"\b(import_module|__import__)$")
+
+
+def imports(path: Path, module: str) -> set[str]:
+    """Return the dotted names that a module imports, at any depth; "a.b" for "from a import b"."""
     targets = set()
     parents = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
@@ -67,8 +73,8 @@ def _imports(path: Path, module: str) -> set[str]:
             above = parents[: len(parents) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
             targets |= {f"{base}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            targets |= {arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)}
+        elif isinstance(node, ast.Call) and re.search(_DYNAMIC, ast.unparse(node.func)):
+            targets |= {str(getattr(arg, "value", COMPUTED)) for arg in node.args[:1]}
     return targets
 
 
