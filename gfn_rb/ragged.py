@@ -36,7 +36,7 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchErr
 from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, length_key, mask_key
 from gfn_rb.numerics.flat import resized
 from gfn_rb.shapes import Bool, Int, Int64, Rows, Shaped
-from gfn_rb.storages import EncodedStorage
+from gfn_rb.storages import EncodedStorage, RowEntry, require_same_entries
 from gfn_rb.torchrl_compat import (
     all_slots,
     entry_of,
@@ -269,7 +269,7 @@ class RaggedStorage(EncodedStorage):
             ShapeError: an entry has another dtype or shape than the stored one, a row is too long,
                 or entries of one length differ in length.
         """
-        columns, rows = _columns(data), {}
+        columns, rows, entries = _columns(data), {}, dict[NestedKey, RowEntry]()
         for name in self.text & columns.keys():
             columns[name] = _utf8(name, columns[name], len(data))
         for key, group in self._groups.items():
@@ -282,7 +282,12 @@ class RaggedStorage(EncodedStorage):
                     raise ShapeError(f"key {name!r} must have the length of {key!r} in each row")
                 length = own
             assert length is not None
-            self._check_ragged(key, came, length)
+            longest, limit = int(length.max()) if len(length) else 0, self._limit[key]
+            if longest > limit:
+                raise ShapeError(
+                    f"key {key!r} must have at most {limit} elements in a row, got {longest}"
+                )
+            entries |= {name: (("L", *each.shape[2:]), each.dtype) for name, each in came.items()}
             width = max(each.shape[1] for each in came.values())
             mask = columns.get(mask_key(key))
             if not isinstance(mask, Tensor) or mask.shape[1] != width:
@@ -295,50 +300,25 @@ class RaggedStorage(EncodedStorage):
             for name, each in columns.items()
             if name not in rows and name not in beside
         }
-        if self.initialized:
-            self._check_columns(fixed)
+        if self.initialized and self._pools:
+            held = self._entries()
+            if INDEX not in held:  # it is the writer's
+                fixed.pop(INDEX, None)
+            entries |= {name: (each.shape[1:], each.dtype) for name, each in fixed.items()}
+            if INDEX not in fixed:
+                held.pop(INDEX, None)
+            require_same_entries(entries, held)
         return _tree({**fixed, **rows}, data.batch_size)
 
-    def _check_ragged(
-        self, key: NestedKey, came: dict[NestedKey, Tensor], length: Int64[Tensor, "n"]
-    ) -> None:
-        longest = int(length.max()) if len(length) else 0
-        if longest > self._limit[key]:
-            raise ShapeError(
-                f"key {key!r} must have at most {self._limit[key]} elements in a row, got {longest}"
-            )
-        if key not in self._pools:
-            return
-        for name, value in came.items():
-            held = self._pools[key].entries[name]
-            if (value.dtype, value.shape[2:]) != (held.dtype, held.shape[2:]):
-                raise ShapeError(
-                    f"key {name!r} does not fit the storage: got {value.dtype} of shape "
-                    f"[L, {_listed(value.shape[2:])}] per item, expected {held.dtype} of shape "
-                    f"[L, {_listed(held.shape[2:])}]"
-                )
-
-    def _check_columns(self, fixed: dict[NestedKey, Tensor]) -> None:
-        """Raise unless entries of one shape fit those stored; the index is the writer's."""
-        held = dict(all_slots(self).items(True, True))
-        for key in self._groups:
+    def _entries(self) -> dict[NestedKey, RowEntry]:
+        """Return shape and dtype in a row of each entry stored; "L" stands for any length."""
+        held = {name: (e.shape[1:], e.dtype) for name, e in all_slots(self).items(True, True)}
+        for key, group in self._groups.items():
             del held[_within(key, _LENGTH)], held[_within(key, _PAGES)]
-        if INDEX not in held:
-            fixed.pop(INDEX, None)
-        missing, unknown = held.keys() - fixed.keys() - {INDEX}, fixed.keys() - held.keys()
-        if missing or unknown:
-            raise KeyMismatchError(
-                f"data does not match the storage: missing keys {sorted(map(str, missing))}, "
-                f"unknown keys {sorted(map(str, unknown))}"
-            )
-        for name in held.keys() & fixed.keys():
-            value, stored = fixed[name], held[name]
-            if (value.dtype, value.shape[1:]) != (stored.dtype, stored.shape[1:]):
-                raise ShapeError(
-                    f"key {name!r} does not fit the storage: got {value.dtype} of shape "
-                    f"{tuple(value.shape[1:])} per item, expected {stored.dtype} of shape "
-                    f"{tuple(stored.shape[1:])}"
-                )
+            for name in group:
+                pages = self._pools[key].entries[name]
+                held[name] = ("L", *pages.shape[2:]), pages.dtype
+        return held
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write rows, in any of the forms that the class accepts.
@@ -751,10 +731,6 @@ def _within(key: NestedKey, name: str) -> tuple[str, ...]:
 
 def _joined(name: NestedKey) -> str:
     return name if isinstance(name, str) else "/".join(name)
-
-
-def _listed(shape: torch.Size) -> str:
-    return ", ".join(map(str, shape))
 
 
 def _lacks(name: NestedKey, held: Mapping[NestedKey, Any]) -> KeyMismatchError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import MemoryMappedTensor, NestedKey, TensorDict, TensorDictBase, lazy_stack
@@ -25,12 +25,38 @@ from torchrl.data.replay_buffers.storages import (
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import KeepsArguments
-from gfn_rb.errors import ShapeError
+from gfn_rb.errors import KeyMismatchError, ShapeError
+from gfn_rb.keys import ACTION, LENGTH
 from gfn_rb.shapes import Int64, Rows
 
 _TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")
 _FEWEST_SLOTS = 1024  # allocated for a list storage at first
+
+
+RowEntry: TypeAlias = tuple[Any, torch.dtype | None]  # shape in a row, no dtype where no tensor
+
+
+def require_same_entries(
+    came: Mapping[NestedKey, RowEntry], expected: Mapping[NestedKey, RowEntry]
+) -> None:
+    """Raise unless rows have the entries of those stored."""
+    if came == expected:
+        return
+    missing = sorted(map(str, expected.keys() - came.keys()))
+    unknown = sorted(map(str, came.keys() - expected.keys()))
+    if missing or unknown:
+        raise KeyMismatchError(
+            f"data does not match the storage: missing keys {missing}, unknown keys {unknown}"
+        )
+    name = next(name for name in came if came[name] != expected[name])
+    (shape, dtype), (stored_shape, stored_dtype) = came[name], expected[name]
+    are_paths = came.keys() >= {ACTION, LENGTH} and dtype == stored_dtype
+    hint = "; max_length of the buffer's preset pads trajectories to one length" * are_paths
+    raise ShapeError(
+        f"key {name!r} does not fit the storage: got {dtype} of shape {tuple(shape)} per item, "
+        f"expected {stored_dtype} of shape {tuple(stored_shape)}{hint}"
+    )
 
 
 def require_rows(storage: Storage) -> None:

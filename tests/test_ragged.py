@@ -263,7 +263,7 @@ def spoiled(key, value):
     ("batch", "error", "message"),
     [
         (spoiled("tokens", torch.zeros(4, 3)), ShapeError, "torch.float32"),
-        (spoiled("log_p", torch.zeros(4, 3, 2)), ShapeError, "[L, 2]"),
+        (spoiled("log_p", torch.zeros(4, 3, 2)), ShapeError, "('L', 2)"),
         (spoiled("log_p", torch.zeros(4)), ShapeError, "[n, T, ...]"),
         (spoiled("tokens_mask", torch.tensor([[False, True, True]] * 4)), ShapeError, "true up"),
         (spoiled("tokens_length", torch.full((4,), 5)), ShapeError, "0 to 3"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,8 +21,9 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.data.replay_buffers.storages import ListStorage
 
-from gfn_rb import keys, torchrl_compat as compat
+from gfn_rb import keys
 from gfn_rb.arguments import kind_of, shown
+from gfn_rb.buffer_state import held, members_of, with_members
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.contents import content_columns
@@ -274,13 +275,8 @@ def default_words(objects: Any) -> list[str]:
 @contextmanager
 def locked(rb: ReplayBuffer) -> Iterator[list[ReplayBuffer]]:
     """Keep others from writing; yield the members of a merged buffer, or the buffer alone."""
-    members = [*compat.member_buffers(rb)] if isinstance(rb, ReplayBufferEnsemble) else [rb]
-    with ExitStack() as stack:
-        # In one order, or two merged buffers could wait for each other.
-        for each in dict.fromkeys([rb, *sorted(members, key=id)]):
-            stack.enter_context(compat.replay_lock(each))
-            stack.enter_context(compat.write_lock(each))
-        yield members
+    with held(with_members(rb), captures=False):
+        yield [*members_of(rb)] or [rb]
 
 
 # What rows hold.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter, eq
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, is_leaf_nontensor
@@ -21,24 +21,21 @@ from gfn_rb.errors import (
     ShapeError,
 )
 from gfn_rb.keys import (
-    ACTION,
     BUFFER_ID,
     BUFFER_IDS,
     DRAW_LOG_PROB,
     EPISODE_LOG_REWARD,
     INDEX,
-    LENGTH,
     LOG_REWARD,
     PRIORITY_WEIGHT,
 )
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import is_recorded
-from gfn_rb.storages import EncodedStorage, is_laid_out
+from gfn_rb.storages import EncodedStorage, RowEntry, is_laid_out, require_same_entries
 
 # What buffers add to rows that they draw. It is not stored when these come back.
 DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})
-_Entry = tuple[torch.Size, torch.dtype | None]  # of a row; None where there is no tensor
 _DEVICE = attrgetter("device")
 COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
 # What torch reads and writes by index, on all devices; float8, unsigned and narrower ones not.
@@ -282,7 +279,7 @@ class RowLayout:
     def __init__(self, dropped: frozenset[str] = DRAWN) -> None:
         self._dropped = dropped
         self._stored: Any = None
-        self._entries: dict[NestedKey, _Entry] = {}
+        self._entries: dict[NestedKey, RowEntry] = {}
 
     def check(self, data: Rows, storage: Storage) -> Rows:
         """Return the rows without bookkeeping and gradients, compared with what is stored."""
@@ -319,8 +316,8 @@ class RowLayout:
                     f"key {others[0]!r} must hold tensors in a buffer with a journal, shared=True "
                     "or a LazyMemmapStorage, got words or other objects"
                 )
-        elif entries != self._entries:
-            _explain(entries, self._entries)
+        else:
+            require_same_entries(entries, self._entries)
         return data
 
 
@@ -341,7 +338,7 @@ def _check_dtypes(data: Any, storage: Storage) -> None:
             )
 
 
-def _fit(came: dict[str, Tensor], expected: dict[NestedKey, _Entry]) -> bool:
+def _fit(came: dict[str, Tensor], expected: dict[NestedKey, RowEntry]) -> bool:
     """Return whether rows without gradients have the entries that are expected, and no others."""
     if len(came) != len(expected):
         return False
@@ -356,7 +353,7 @@ def _without(data: Rows, names: frozenset[str]) -> Rows:
     return data.exclude(*names) if names and isinstance(data, TensorDictBase) else data
 
 
-def _entries(data: Rows) -> tuple[dict[NestedKey, _Entry], bool]:
+def _entries(data: Rows) -> tuple[dict[NestedKey, RowEntry], bool]:
     """Return the shape of each entry in a row, and its dtype; and whether one requires grad."""
     try:
         leaves = [*data.items(True, True, is_leaf=is_leaf_nontensor)]
@@ -369,25 +366,8 @@ def _entries(data: Rows) -> tuple[dict[NestedKey, _Entry], bool]:
             for i, member in enumerate(data.tensordicts)
             for name, value in member.items(True, True)
         ]
-    entries: dict[NestedKey, _Entry] = {
+    entries: dict[NestedKey, RowEntry] = {
         name: (value.shape[1:], value.dtype if isinstance(value, Tensor) else None)
         for name, value in leaves
     }
     return entries, any(isinstance(each, Tensor) and each.requires_grad for _, each in leaves)
-
-
-def _explain(came: dict[NestedKey, Any], expected: dict[NestedKey, Any]) -> NoReturn:
-    missing = sorted(map(str, expected.keys() - came.keys()))
-    unknown = sorted(map(str, came.keys() - expected.keys()))
-    if missing or unknown:
-        raise KeyMismatchError(
-            f"data does not match the storage: missing keys {missing}, unknown keys {unknown}"
-        )
-    name = next(name for name in came if came[name] != expected[name])
-    (shape, dtype), (stored_shape, stored_dtype) = came[name], expected[name]
-    are_paths = came.keys() >= {ACTION, LENGTH} and dtype == stored_dtype
-    hint = "; max_length of the buffer's preset pads trajectories to one length" * are_paths
-    raise ShapeError(
-        f"key {name!r} does not fit the storage: got {dtype} of shape {tuple(shape)} per item, "
-        f"expected {stored_dtype} of shape {tuple(stored_shape)}{hint}"
-    )
