@@ -23,7 +23,8 @@
     └── SecretError (CheckpointError, WireError)  not made with the secret that is known here
 
 Every message names the argument, what came and what was expected, in one line. Each class also
-inherits the builtin a caller would expect, so ``except ValueError`` works.
+inherits the builtin a caller would expect, so ``except ValueError`` works. ``ArgumentError`` is
+raised for any argument that is not as documented, and is documented itself where it means more.
 """
 
 from __future__ import annotations

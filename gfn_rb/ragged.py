@@ -206,9 +206,6 @@ class RaggedStorage(EncodedStorage):
         page_size: number of elements in a page; None chooses it by the highest length.
         device: device of the rows.
 
-    Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
-
     Examples:
         >>> storage = RaggedStorage(1000, {"tokens": 4096, "log_prob": "tokens"})
         >>> rb = TensorDictReplayBuffer(storage=storage, batch_size=2)

@@ -273,9 +273,6 @@ def archive_buffer(
             because the policy that made them changes.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
 
-    Raises:
-        ArgumentError: an option has a value that is not allowed; the message names it.
-
     Examples:
         >>> cells = GridCells("descriptor", bounds=[(0, 1), (0, 1)], shape=(50, 50))
         >>> rb = archive_buffer(cells, batch_size=64)

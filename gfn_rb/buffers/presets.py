@@ -94,9 +94,6 @@ def reward_prioritized_buffer(
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
-
-    Raises:
-        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -152,9 +149,6 @@ def diverse_buffer(
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
-
-    Raises:
-        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -196,9 +190,6 @@ def fifo_buffer(
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
             because the policy that made them changes.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
-
-    Raises:
-        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     sampler = RandomSampler() if sampler is None else sampler
     limit = _group_options(options)
@@ -249,9 +240,6 @@ def terminating_state_buffer(
             ``on_duplicate`` are then ignored.
         sampler: sampler to use instead of draws in proportion to the reward.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
-
-    Raises:
-        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     if writer is None:
         limit = _group_options(options)
@@ -289,9 +277,6 @@ def transition_buffer(
         keep: ``["log_prob"]`` stores the log-probabilities. They are dropped by default, because
             the policy that made them changes.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
-
-    Raises:
-        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
     return _row_buffer(capacity, writer, sampler, rows, options)
@@ -318,9 +303,6 @@ def state_buffer(
         sampler: sampler to use instead of draws in proportion to the reward of the episode. A
             sampler by reward needs ``key="episode_log_reward"``.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
-
-    Raises:
-        ArgumentError: an option has a value that is not allowed; the message names it.
     """
     return _row_buffer(capacity, writer, sampler, KeepStates(), options)
 

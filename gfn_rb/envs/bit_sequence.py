@@ -50,9 +50,6 @@ class BitSequence(SequenceEnv, EnumerableEnv):
             rounded down, if None.
         seed: which modes are drawn.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     n_modes: int

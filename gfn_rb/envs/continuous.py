@@ -180,9 +180,6 @@ class Box(ContinuousEnv):
         r1: reward added in the outer bands, above 0.
         r2: reward added in the inner bands, above 0.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     n_modes = 4

@@ -41,9 +41,6 @@ class DiffusionEnv(ContinuousEnv):
         n_steps: number n of moves, at least 1.
         sigma: standard deviation of the end of the reference in each coordinate, above 0.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     n_components = 1
@@ -169,9 +166,6 @@ class Line(DiffusionEnv):
         start: x at the source.
         n_steps: number n of moves, at least 1.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     n_components = 4
@@ -238,9 +232,6 @@ class Gaussians25(DiffusionEnv):
         sigma: standard deviation of the end of the reference in each coordinate, above 0. The
             default is the published one, the square root of 5.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     n_modes = 25
@@ -291,9 +282,6 @@ class Funnel(DiffusionEnv):
         sigma: standard deviation of the end of the reference in each coordinate, above 0. The
             default is the published one.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(
@@ -344,9 +332,6 @@ class Manywell(DiffusionEnv):
         sigma: standard deviation of the end of the reference in each coordinate, above 0. The
             default is the published one.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(

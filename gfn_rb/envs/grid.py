@@ -32,9 +32,6 @@ class GridEnv(EnumerableEnv):
         height: grid points per coordinate, at least 2.
         max_length: actions in the longest trajectory, the exit action included.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(
@@ -127,9 +124,6 @@ class HyperGrid(GridEnv):
         r1: reward added in the outer bands, positive.
         r2: reward added in the inner bands, positive.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(
@@ -207,9 +201,6 @@ class ConditionalHyperGrid(HyperGrid):
         min_beta: lowest inverse temperature, positive.
         max_beta: highest inverse temperature, above ``min_beta``.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     condition_shape = torch.Size([1])
@@ -287,9 +278,6 @@ class DeceptiveGrid(GridEnv):
         ndim: number of coordinates, at least 1.
         height: grid points per coordinate, at least 6.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(self, ndim: int, height: int, **options: Unpack[EnvOptions]) -> None:

@@ -94,9 +94,6 @@ class TFBind8(ScoredSequenceEnv):
         min_reward: lower limit of r, above 0 and at most 1.
         modes: which 8-mers count as modes, "top" or "published".
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     alphabet = BASES
@@ -144,9 +141,6 @@ class QM9Strings(ScoredSequenceEnv):
         beta: exponent of the reward, positive; 20 is published.
         min_reward: floor of r, in (0, 1].
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     alphabet = "0123456789a"

@@ -40,9 +40,6 @@ class SequenceEnv(GFNEnv):
         letter_code: what ``encode`` writes for each letter, [n_letters, width], no two rows the
             same and none all zeros; one-hot vectors if None.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     alphabet: Sequence[str] = string.digits + string.ascii_uppercase

@@ -111,9 +111,6 @@ class PercentileBaseline(Baseline):
     Args:
         percentile: share of rows below the baseline, 0 to 1.
         alpha: weight of the newest batch in the running mean, above 0 and at most 1.
-
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
     """
 
     def __init__(self, percentile: float = 0.1, alpha: float = 0.1) -> None:

@@ -80,9 +80,6 @@ class ReplayBufferManager(MessageHandler):
     Attributes:
         batches: number of answered batches.
 
-    Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
-
     Examples:
         >>> manager = ReplayBufferManager(transport, reward_prioritized_buffer(10_000), novelty)
         >>> manager.run()

@@ -85,9 +85,6 @@ class ReplayBufferWorker(ManagerClient):
         baseline: log-reward below which items need not be sent; None while unknown.
         unanswered: number of unanswered batches.
 
-    Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
-
     Examples:
         >>> with ReplayBufferWorker(transport, 0, local, mode=NonBlocking()) as worker:
         ...     worker.extend(sampler.sample_trajectories(env, n=16))

@@ -59,9 +59,6 @@ class GroupSampler(KeySampler):
         replacement: True draws groups and rows with replacement, with a ``draw_log_prob`` of each
             row. False draws different ones. ``"auto"`` draws different ones as far as there are
             as many, and then returns the same ones again.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
     """
 
     temperature = Parameter("a number above 0", lambda value: value > 0)

@@ -76,9 +76,6 @@ class PrioritySampler(KeySampler):
             by a factor e, above 0. Items then need a ``policy_version``, and ``priority_weight``
             has its maximum over the batch. ``math.inf`` ignores the age.
 
-    Raises:
-        ArgumentError: an argument is out of range; the message names it.
-
     Attributes:
         reduction: how several priorities of one item become one: "max", "min", "mean", "median".
         n_late: number of late priorities so far.

@@ -117,9 +117,6 @@ class Transport(ABC):
     Attributes:
         secret: :class:`~gfn_rb.checkpoint.Secret` that all ranks share, assigned before the first
             message; None, the default, for frames without one.
-
-    Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
     """
 
     def __init__(

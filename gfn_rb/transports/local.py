@@ -186,9 +186,6 @@ class LocalTransport(MailboxTransport):
             size: number of endpoints, at least 1.
             timeout: seconds that calls wait without a timeout of their own.
             max_nbytes: size of the largest message that is sent or received, in bytes, below 2^31.
-
-        Raises:
-            ArgumentError: an argument has a value that is not allowed; the message names it.
         """
         mailboxes = Mailboxes(as_count("size", size))
         return [cls(rank, mailboxes, timeout, max_nbytes) for rank in range(size)]

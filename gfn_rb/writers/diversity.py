@@ -90,9 +90,6 @@ class DiversityWriter(RewardPrioritizedWriter):
             ``rb.update_if_present`` needs.
         compilable: no effect; accepted because TorchRL passes it to its own writers.
 
-    Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
-
     Examples:
         >>> rb = TensorDictReplayBuffer(
         ...     storage=LazyTensorStorage(4), writer=DiversityWriter(cutoff_distance=1.0)

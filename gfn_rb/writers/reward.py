@@ -92,9 +92,6 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             ``rb.update_if_present`` needs.
         compilable: no effect; accepted because TorchRL passes it to its own writers.
 
-    Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
-
     Examples:
         >>> rb = TensorDictReplayBuffer(
         ...     storage=LazyTensorStorage(2), writer=RewardPrioritizedWriter(), batch_size=2
