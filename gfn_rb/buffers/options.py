@@ -135,6 +135,5 @@ class BufferOptions(TypedDict, total=False):
 def with_options(preset: P) -> P:
     """Describe every option in the docstring of a preset, as ``help`` shows it."""
     options = cleandoc(BufferOptions.__doc__ or "").partition("Attributes:\n")[2]
-    text = cleandoc(preset.__doc__ or "")
-    preset.__doc__ = text.replace("\nRaises:\n", f"\nKeyword Args:\n{options}\n\nRaises:\n")
+    preset.__doc__ = f"{cleandoc(preset.__doc__ or '')}\n\nKeyword Args:\n{options}"
     return preset
