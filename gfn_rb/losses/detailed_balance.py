@@ -87,9 +87,6 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
         **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
             :class:`~gfn_rb.losses.BalanceLoss`.
-
-    Raises:
-        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "db"
@@ -142,9 +139,6 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
             :class:`~gfn_rb.policies.UniformBackwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
-
-    Raises:
-        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "mdb"

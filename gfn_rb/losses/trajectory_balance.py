@@ -45,9 +45,6 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
             :class:`~gfn_rb.policies.ConditionalLogZ` does.
         **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
             :class:`~gfn_rb.losses.BalanceLoss`.
-
-    Raises:
-        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "tb"
@@ -205,9 +202,6 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         subtb_lambda: weight of each further step, above 0. It may change between calls.
         **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
             :class:`~gfn_rb.losses.BalanceLoss`.
-
-    Raises:
-        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "subtb"

@@ -92,9 +92,6 @@ class MinBaseline(Baseline):
 
     Args:
         alpha: weight of the newest batch in the running mean, above 0 and at most 1.
-
-    Raises:
-        ArgumentError: ``alpha`` is out of range.
     """
 
     def of_full(self, log_reward: Float[Tensor, "n"]) -> float:
@@ -135,9 +132,6 @@ class EMABaseline(Baseline):
 
     Args:
         alpha: weight of the newest batch in the running mean, above 0 and at most 1.
-
-    Raises:
-        ArgumentError: ``alpha`` is out of range.
     """
 
 

@@ -54,7 +54,6 @@ class GlooTransport(MailboxTransport):
         max_nbytes: size of the largest message that is sent or received, in bytes.
 
     Raises:
-        ArgumentError: an argument has a value that is not allowed; the message names it.
         TransportTimeoutError: not all processes came in time.
         TransportError: this torch has no torch.distributed.
     """
