@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -16,7 +16,6 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import KeepsArguments, as_count, kind_of
-from gfn_rb.buffers.draw_limit import DrawLimit
 from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
@@ -24,7 +23,7 @@ from gfn_rb.containers.base import Container
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import is_laid_out, storage_device
+from gfn_rb.storages import is_laid_out, slots_to_allocate, storage_device
 from gfn_rb.torchrl_compat import (
     clear_prefetched,
     empty_part,
@@ -32,6 +31,11 @@ from gfn_rb.torchrl_compat import (
     replay_lock,
     write_lock,
 )
+
+if TYPE_CHECKING:
+    from gfn_rb.buffers.draw_limit import DrawLimit
+
+QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 class DrawsAhead(ReplayBuffer):
@@ -106,6 +110,7 @@ class _TrackedWrites(DrawsAhead):
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
                 return super()._extend(data, **options)
+            self.statistics.n_old += may * (len(data) - len(fresh))
             index = torch.full((len(data),), -1, device=fresh.device)
             if may and fresh.shape[0]:
                 index[fresh] = super()._extend(data[fresh], **options).to(fresh.device)
@@ -119,6 +124,7 @@ class _TrackedWrites(DrawsAhead):
         data = self._stamped(data)
         with self._counted(OFFERED, 1) as may:
             if not may or self._fresh(data.unsqueeze(0)) is not None:
+                self.statistics.n_old += may
                 return -1
             return super()._add(data)
 
@@ -141,11 +147,12 @@ class _TrackedWrites(DrawsAhead):
 
         Yields False where rows are offered too early and the limiter skips instead of waiting.
         """
-        limiter = self.rate_limiter
-        may = self._count(side, n) or (
-            limiter is not None
-            and limiter.wait(lambda: self._count(side, n), self.statistics.rows, side, n)
-        )
+        limiter, begin = self.rate_limiter, time.monotonic()
+        if not (may := self._count(side, n)) and limiter is not None:
+            try:
+                may = limiter.wait(lambda: self._count(side, n), self.statistics.rows, side, n)
+            finally:
+                self.statistics.seconds_waited[side] += time.monotonic() - begin
         try:
             yield may
         except BaseException:
@@ -296,6 +303,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
                 raise ArgumentError(
                     f"sample_unit must be None beside max_draws, got {options['sample_unit']!r:.80}"
                 )
+            from gfn_rb.buffers.draw_limit import DrawLimit  # which few programs need
+
             options["sample_unit"] = self.draw_limit = DrawLimit(self.max_draws)
         super().__init__(**options)
         for name, limit in (("max_age", max_age), ("max_draws", max_draws)):
@@ -356,14 +365,33 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         self._drop_exhausted()
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
+        self._note_drawn(info[INDEX])
         if (version := _version_of(rows)) is not None:
             with replay_lock(self), write_lock(self):
                 self.statistics.count_ages(version)
         return rows, info
 
-    def count_drawn(self, rows: Any) -> None:
+    def _note_drawn(self, index: Any) -> None:
+        if isinstance(index, Tensor):  # of one dimension
+            self.statistics.drawn_slots.note_drawn(index, self._n_slots())
+
+    def _n_slots(self) -> int:
+        return slots_to_allocate(self.storage, len(self.storage))
+
+    def mark_update(self, index: int | Tensor) -> None:
+        """Record that rows were written; writers call it.
+
+        Args:
+            index: slots, -1 for a rejected row.
+        """
+        super().mark_update(index)
+        if self.counts_rows:
+            self.statistics.drawn_slots.note_written(index, self._n_slots())
+
+    def count_drawn(self, rows: Any, index: Tensor) -> None:
         """Count rows that another method than :meth:`sample` drew; the caller holds the locks."""
         self.statistics.rows[DRAWN] += len(rows)
+        self._note_drawn(index)
         if (version := _version_of(rows)) is not None:
             self.statistics.count_ages(version)
 
@@ -396,14 +424,16 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         Returns:
             Whether a batch can be drawn; False after the timeout or the event.
         """
-        end = math.inf if timeout is None else time.monotonic() + timeout
+        begin = time.monotonic()
+        end = math.inf if timeout is None else begin + timeout
         pause, longest = PAUSES
-        while not self.can_sample(min_items):  # no condition wakes waits for another process
+        while not (may := self.can_sample(min_items)):  # nothing wakes waits for another process
             if time.monotonic() >= end or (cancel_event is not None and cancel_event.is_set()):
-                return False
+                break
             time.sleep(min(pause, max(end - time.monotonic(), 0)))
             pause = min(2 * pause, longest)
-        return True
+        self.statistics.seconds_waited[DRAWN] += time.monotonic() - begin
+        return may
 
     @property
     def policy_version(self) -> int:
@@ -421,6 +451,15 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         ``largest_age`` are ages of drawn rows in policy versions, if rows have a
         ``policy_version``. ``samples_per_insert`` is the ratio of drawn to offered rows, and
         ``target_samples_per_insert`` the target of the rate limiter, if there is one.
+
+        Since this process made the buffer, ``drawn_unique`` different rows were drawn (a row that
+        is moved counts anew), and rows were rejected as ``rejected_duplicate``, ``rejected_near``,
+        ``rejected_group_full``, ``rejected_worst`` (see :class:`~gfn_rb.RewardPrioritizedWriter`)
+        and ``rejected_old``. ``seconds_waited_to_offer`` and ``seconds_waited_to_draw`` are waits
+        for rows or for the rate limiter.
+
+        Of the present rows, ``key_min``, ``key_q25``, ``key_median``, ``key_q75``, ``key_max`` are
+        quantiles of what they are ranked by, and ``age_min`` to ``age_max`` of their ages.
         """
         stats: dict[str, int | float | bool] = super().stats()
         if not self.counts_rows:
@@ -431,7 +470,24 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         stats["samples_per_insert"] = stats["drawn"] / max(stats["offered"], 1)
         if self.rate_limiter is not None:
             stats["target_samples_per_insert"] = self.rate_limiter.samples_per_insert
-        return stats
+        from gfn_rb.buffers.summary import numbers_of, quantiles  # which few programs need
+
+        offering, drawing = self.statistics.seconds_waited
+        rejected = {**getattr(self.writer, "rejected", {}), "old": self.statistics.n_old}
+        return {
+            **stats,
+            "drawn_unique": self.statistics.drawn_slots.count(),
+            **{f"rejected_{reason}": n for reason, n in rejected.items()},
+            "seconds_waited_to_offer": offering,
+            "seconds_waited_to_draw": drawing,
+            **{
+                f"{what}_{name}": value
+                for what, numbers in numbers_of(self).items()
+                for name, value in zip(
+                    QUANTILES, quantiles(numbers, *QUANTILES.values()), strict=True
+                )
+            },
+        }
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler, and return the former one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from gfn_rb.keys import N_DRAWS
 from gfn_rb.shapes import Int64
 
 OFFERED, DRAWN = range(2)
+_MOST_EVENTS = 256  # that wait to be counted
 _NEWEST, _N_AGED, _AGE_SUM, _LARGEST = range(4)
 
 
@@ -35,6 +37,9 @@ class ReplayStatistics(Transform):
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__()
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+        self.seconds_waited = [0.0, 0.0]  # by the side that offers, and by the one that draws
+        self.n_old = 0  # rows that were too old when they were offered
+        self.drawn_slots = DrawnSlots(device)
         self.register_buffer("ages", torch.zeros(4, dtype=torch.int64, device=device))
 
     @property
@@ -71,6 +76,8 @@ class ReplayStatistics(Transform):
     def empty(self) -> None:
         """Reset the counts. The newest version is kept."""
         self.counts.zero_()
+        self.seconds_waited, self.n_old = [0.0, 0.0], 0
+        self.drawn_slots.empty()
         self.forget_ages()
 
     def share_memory_(self) -> ReplayStatistics:
@@ -84,6 +91,77 @@ class ReplayStatistics(Transform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return rows without the number of their draws, which the storage keeps."""
         return tensordict.exclude(N_DRAWS) if N_DRAWS in tensordict.keys() else tensordict  # noqa: SIM118
+
+
+class DrawnSlots:
+    """The slots whose rows were drawn, to count different rows.
+
+    What happens to slots is kept, and looked at many events at a time, in a third of the time.
+
+    Args:
+        device: device of the rows.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._flags = torch.zeros(1, dtype=torch.bool, device=device)  # one more, for slot -1
+        self._n_gone: int | Tensor = 0  # drawn rows that others have replaced
+        self._events: list[tuple[bool, Any]] = []  # whether rows were drawn or written, their slots
+        self._n_slots = 0
+
+    def note_drawn(self, index: Int64[Tensor, "n"], n_slots: int) -> None:
+        """Record which rows were drawn.
+
+        Args:
+            index: slots of the rows.
+            n_slots: number of slots of the storage, as far as they are in use.
+        """
+        self._n_slots = n_slots
+        self._note(True, index)
+
+    def note_written(self, index: int | Tensor, n_slots: int) -> None:
+        """Record that slots, -1 for none, have rows that were never drawn."""
+        if self._n_slots:
+            self._n_slots = n_slots
+            self._note(False, torch.as_tensor(index).reshape(-1))
+
+    def _note(self, is_draw: bool, index: Int64[Tensor, "n"]) -> None:
+        on_host = index.is_cpu and self._flags.is_cpu
+        self._events.append((is_draw, index.numpy().copy() if on_host else index.clone()))
+        if len(self._events) >= _MOST_EVENTS:
+            self._look()
+
+    def _look(self) -> None:
+        """Take the events into account."""
+        if len(self._flags) <= self._n_slots:
+            grown = self._flags.new_zeros(self._n_slots + 1)
+            grown[: len(self._flags) - 1] = self._flags[:-1]
+            self._flags = grown
+        events, self._events = self._events, []
+        n, host = len(self._flags), self._flags.numpy() if self._flags.is_cpu else None
+        for is_draw, slot in events:
+            if host is None:
+                at = slot.to(self._flags.device) % n
+                if not is_draw:
+                    self._n_gone += self._flags[at].sum()
+                self._flags.index_fill_(0, at, is_draw)
+            elif is_draw:
+                host[slot] = True
+            else:
+                at = slot if len(slot) < n else np.unique(slot)
+                if n_gone := np.count_nonzero(host[at]):
+                    self._n_gone += n_gone
+                    host[at] = False
+
+    def count(self) -> int:
+        """Return how many different rows were drawn."""
+        self._look()
+        return int(self._flags.sum() + self._n_gone)
+
+    def empty(self) -> None:
+        """Count from 0."""
+        self._look()
+        self._flags.zero_()
+        self._n_gone = 0
 
 
 def total(statistics: Sequence[ReplayStatistics]) -> dict[str, int | float]:

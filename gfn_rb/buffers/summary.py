@@ -136,7 +136,7 @@ def best_rows(rb: ReplayBuffer, k: int) -> TensorDictBase:
         for number, member in enumerate(members):
             if not len(member.storage):
                 continue
-            if (value := _ranks(member)) is None:
+            if (value := ranks_of(member)) is None:
                 raise KeyMismatchError(
                     f"rb must hold rewards for best, got rows without {_key(member)!r}"
                 )
@@ -174,9 +174,9 @@ def summarized(
     return BufferSummary(
         n_rows=sum(len(each.storage) for each in members),
         capacity=sum(each.storage.max_size for each in members),
-        log_rewards=None if reward is None else _quantiles(reward, 0.0, 0.25, 0.5, 0.75, 1.0),
+        log_rewards=None if reward is None else quantiles(reward, 0.0, 0.25, 0.5, 0.75, 1.0),
         n_objects=None if number is None else len(number[number >= 0].unique()),
-        ages=None if age is None else (*map(int, _quantiles(age.double(), 0.0, 0.5, 1.0)),),
+        ages=None if age is None else (*map(int, quantiles(age.double(), 0.0, 0.5, 1.0)),),
         effective_rows=None if p is None else float(1 / p.square().sum()),
         top_share=None if p is None or top is None else float(p[top].sum()),
         mean_draw_age=None if p is None or age is None else float(p @ age.double()),
@@ -190,11 +190,20 @@ def read_columns(rb: ReplayBuffer, members: Sequence[ReplayBuffer]) -> RowColumn
     if not held:
         return RowColumns(None, None, None, None)
     return RowColumns(
-        _joined([_ranks(each) for each in held]),
-        _joined([_ages(each) for each in held]),
+        _joined([ranks_of(each) for each in held]),
+        _joined([ages_of(each) for each in held]),
         _log_probs(rb),
         _numbered([_object_columns(each) for each in held]),
     )
+
+
+def numbers_of(rb: ReplayBuffer) -> dict[str, Float64[Tensor, "n"]]:
+    """Return what the rows of a buffer are ranked by as "key", and their ages as "age".
+
+    What rows do not have is left out, and so is all of an empty buffer.
+    """
+    known = {"key": ranks_of(rb), "age": ages_of(rb)} if len(rb.storage) else {}
+    return {name: value.double() for name, value in known.items() if value is not None}
 
 
 def slots_of(
@@ -298,12 +307,14 @@ def _column(rb: ReplayBuffer, key: NestedKey) -> Tensor | None:
         return None
 
 
-def _ranks(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
+def ranks_of(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
+    """Return what the rows of a buffer are ranked by, on the host; None if they have no key."""
     value = _column(rb, _key(rb))
     return None if value is None else value.double().nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
 
-def _ages(rb: ReplayBuffer) -> Int64[Tensor, "n"] | None:
+def ages_of(rb: ReplayBuffer) -> Int64[Tensor, "n"] | None:
+    """Return the ages of rows in policy versions, on the host; None if they have no version."""
     version, statistics = _column(rb, keys.POLICY_VERSION), getattr(rb, "statistics", None)
     if version is None:
         return None
@@ -419,7 +430,7 @@ def _joined(columns: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known and len(known) == len(columns) else None
 
 
-def _quantiles(value: Float64[Tensor, "n"], *shares: float) -> tuple[float, ...]:
+def quantiles(value: Float64[Tensor, "n"], *shares: float) -> tuple[float, ...]:
     """Return quantiles that are values themselves: torch's own stop at 16 million."""
     ordered = value.sort().values
     return tuple(float(ordered[round(share * (len(ordered) - 1))]) for share in shares)

@@ -218,6 +218,7 @@ class ReplayBufferManager(MessageHandler):
                 for rank, sender in self._senders.items()
             },
             "seconds": self._watch.read(),
+            "replay": {} if self.buffer is None else self.buffer.stats(),
         }
         return known if self._metadata is None else {**known, **self._metadata(self)}
 

@@ -363,6 +363,8 @@ class ManagerQueries:
     def metadata(self, manager: int, timeout: float = 30.0) -> dict[str, Any]:
         """Return what a manager reports: size, baseline, timings and statistics of senders.
 
+        ``replay`` is ``rb.stats()`` of its buffer.
+
         Args:
             manager: rank of the manager.
             timeout: seconds to wait for the reply.

@@ -280,7 +280,8 @@ class GeneralOptions:
     of steps does. Rows contain exact distances to the target if the environment has at most 200,000
     states."""
     logger: Literal["none", "csv", "tensorboard", "wandb"] = "none"
-    """TorchRL logger that also receives the rows of metrics.csv."""
+    """TorchRL logger that also receives the rows of metrics.csv, and statistics of the buffer as
+    replay/NAME, with histograms of its keys and ages."""
     device: rules.Device = "cpu"
     """Device: cpu, cuda or cuda:N."""
     threads: rules.PositiveInt = 1

@@ -180,6 +180,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         if len(row) < len(value) and len(selected) < len(replaced):
             row = order.sort(value)
             selected, replaced, prepared = self._chosen(features, value, row[::-1])
+        self._rejected_now["near"] = len(row) - len(selected)
         if not is_full or limit is not None or len(replaced) or not len(selected):
             return self._carry_out(data, value, selected, replaced, prepared, rows)
         # Near no stored row, the selected rows compete with the worst ones as others do.
@@ -233,6 +234,7 @@ class DiversityWriter(RewardPrioritizedWriter):
                 order, self._storage, known[0][1], value[up], up, removed
             )
             place = len(chosen) - 1 - kept
+            self._rejected_now["group_full"] = self._limit.n_full
         else:
             if len(chosen) > free:
                 contest = value[chosen[free:]][: stored - len(removed)]

@@ -24,6 +24,7 @@ class GroupLimit:
         self.evict = evict
         self.synced = SyncedIndex(ObjectColumns(group, "group"), Groups)
         self._ages = _GroupAges()
+        self.n_full = 0  # rows of the last batch that found their group full of better ones
 
     def choose(
         self,
@@ -62,7 +63,7 @@ class GroupLimit:
             order.tie == "newest",
         )[down]  # fmt: skip
         chosen = (place > LOST).nonzero()[0]
-        slot = place[chosen]
+        slot, self.n_full = place[chosen], len(row) - len(chosen)
         removed = np.concatenate([removed, slot[slot >= 0]])
         if stored_at is not None:
             slot = np.where(stored_at[chosen] >= 0, stored_at[chosen], slot)

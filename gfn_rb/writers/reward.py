@@ -51,6 +51,8 @@ from gfn_rb.writers.rows import (
 if TYPE_CHECKING:
     from gfn_rb.writers.group_limit import GroupLimit
 
+# Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
+_REASONS = ("duplicate", "near", "group_full", "worst")
 _GENERATION = "generation"  # of the state: how often each slot was written to
 
 Prepared = tuple[SyncedIndex[Any], Any]  # an index, and rows for it
@@ -91,6 +93,11 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
         compilable: no effect; accepted because TorchRL passes it to its own writers.
+
+    Attributes:
+        rejected: numbers of rows that this process offered in vain, by reason: "duplicate" (its
+            object is stored, or comes later in the batch), "near" (a better row is near),
+            "group_full" (its group is full of better rows) and "worst" (the storage is).
 
     Examples:
         >>> rb = TensorDictReplayBuffer(
@@ -141,6 +148,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if group is not None:
             self.group_by(group)
         self._layout = RowLayout()
+        self.rejected = dict.fromkeys(_REASONS, 0)
+        self._rejected_now = dict.fromkeys(_REASONS, 0)  # of a batch that is being offered
 
     # What TorchRL calls.
 
@@ -216,8 +225,13 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             if isinstance(storage, ListStorage):
                 self._order.make_room(storage, min(len(storage) + n, storage.max_size))
             offered, written = self._order.counters()
+            self._rejected_now = now = dict.fromkeys(_REASONS, 0)
             row, target = self._offer(data, key, rows)
             self._order.count(offered + n, written + len(row))
+        if len(row) < n:
+            now["worst"] = n - len(row) - sum(now.values())
+            for reason in _REASONS:
+                self.rejected[reason] += now[reason]
         slot = torch.full((n,), -1)
         if len(row):
             slot.numpy()[row] = target
@@ -446,6 +460,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         prepared = index.prepare(columns)
         stored_at = index.first_slot(prepared)
         is_last = index.last_twins(prepared) == np.arange(len(value))
+        is_welcome = is_last if self.on_duplicate == "refresh" else is_last & (stored_at < 0)
+        self._rejected_now["duplicate"] = len(value) - np.count_nonzero(is_welcome)
         if np.count_nonzero(is_last & (stored_at < 0)) == len(value):
             row, target = self._merge(data, value, self._contenders(value))
         else:
@@ -485,6 +501,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
                     removed = stored_at[stored_at >= 0]
         key_of = value[row]
         kept, removed = limit.choose(order, storage, known[0][1], key_of, row, removed, stored_at)
+        self._rejected_now |= {"duplicate": len(value) - len(row), "group_full": limit.n_full}
         row = row[kept]
         known = [(synced, prepared.select(row)) for synced, prepared in known]
         return row, self._replace(data, row, key_of[kept], torch.from_numpy(removed), known)
@@ -615,6 +632,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if journal := journal_of(self._storage):
             journal.record_empty()
         self._order.empty(self._storage, empty_write_count)
+        if empty_write_count:
+            self.rejected = dict.fromkeys(_REASONS, 0)
         if self._storage is not None:
             compat.raise_slot_generations(self._storage)
 

@@ -15,13 +15,15 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NamedTuple
 
+from torchrl.data import ReplayBuffer
 from tqdm import tqdm
 
+from gfn_rb.buffers.summary import numbers_of
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
-from gfn_rb.training.trainer import Row, Trainer
+from gfn_rb.training.trainer import FLOW, Row, Trainer
 from gfn_rb.transports.launch import launched
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
@@ -99,9 +101,13 @@ def describe_progress(trainer: Trainer, loss: float) -> str:
 
 
 def start_logger(
-    config: TrainConfig, folder: RunFolder, history: Iterable[Row]
+    config: TrainConfig, folder: RunFolder, history: Iterable[Row], rb: ReplayBuffer
 ) -> Callable[[Row], None]:
-    """Log the history by a TorchRL logger, afresh; return what to call with each further row."""
+    """Log the history by a TorchRL logger, afresh; return what to call with each further row.
+
+    Statistics of the buffer are logged as ``replay/NAME``, also those that the history lacks, and
+    histograms of its keys and ages if the logger has histograms.
+    """
     if config.logger == "none":
         return lambda _: None
     from torchrl.record.loggers import get_logger  # which take a while to load
@@ -114,11 +120,23 @@ def start_logger(
     def log(row: Row) -> None:
         for name, value in row.items():
             if value is not None and name != "step":
-                logger.log_scalar(name, value, step=row["step"])
+                of_buffer = name in FLOW or name == "buffer_size"
+                logger.log_scalar(f"replay/{name}" if of_buffer else name, value, step=row["step"])
+
+    def log_all(row: Row) -> None:
+        log(row)
+        step = row["step"]
+        for name, value in rb.stats().items():
+            if name not in row and math.isfinite(value):
+                logger.log_scalar(f"replay/{name}", value, step=step)
+        for name, numbers in numbers_of(rb).items():
+            with suppress(NotImplementedError):  # such as of the CSV logger
+                finite = numbers[numbers.isfinite()]
+                logger.log_histogram(f"replay/{name}", finite, step=step, bins=64)
 
     for row in history:
         log(row)
-    return log
+    return log_all
 
 
 logger = logging.getLogger(__name__)
@@ -233,7 +251,7 @@ def run_training(
         trainer.record()
     # Both are written anew from the history: a killed run may have got further than its
     # checkpoint.
-    log = start_logger(config, folder, trainer.history)
+    log = start_logger(config, folder, trainer.history, trainer.rb)
     write_metrics(folder.metrics, trainer.history)
 
     is_whole = True  # the table

@@ -12,13 +12,16 @@ from gfn_rb.remote import ManagerQueries, NonBlocking, ReplayBufferManager, Repl
 def test_a_worker_can_ask_between_its_batches(tmp_path):
     transports = group(2)
     path = tmp_path / "manager.ckpt"
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9), checkpoint=path)
+    buffer = fifo_buffer(9, statistics=True)
+    manager = ReplayBufferManager(transports[0], buffer, checkpoint=path)
     worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
     queries = ManagerQueries(transports[1])
     with threads(manager.run), worker:
         replies = [worker.extend(objects([1, 2])), worker.extend(objects([3]))]
         known = queries.metadata(0, LIMIT)
         assert (known["stored"], known["senders"]["1"]["items"]) == (3, 3)
+        assert known["replay"] == buffer.stats()
+        assert known["replay"]["offered"] == 3
         assert queries.checkpoint(0, LIMIT) == str(path)
         assert path.exists()
         replies += worker.drain(LIMIT)

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from training.training_runs import GRID, RNA, WARM_GRID, grid, trained
 
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.session import run as module
 from gfn_rb.training.session.folder import (
@@ -192,13 +194,44 @@ def test_a_missing_logger_is_named(monkeypatch):
 
 
 def test_a_logger_starts_afresh(tmp_path):
-    start_logger(GRID, RunFolder(tmp_path), [])({"step": 0, "loss": 1.0})
+    rb = fifo_buffer(8, statistics=True)
+    start_logger(GRID, RunFolder(tmp_path), [], rb)({"step": 0, "loss": 1.0})
     assert list(tmp_path.iterdir()) == []  # without a logger nothing is written
     folder, config = RunFolder(tmp_path / "run"), grid(logger="csv")
     for loss in (1.0, 2.0):
-        log = start_logger(config, folder, [{"step": 0, "loss": None, "log_z": 0.5}])
+        log = start_logger(config, folder, [{"step": 0, "loss": None, "log_z": 0.5}], rb)
         log({"step": 5, "loss": loss, "log_z": 0.25})
     scalars = folder.logs / "run" / "scalars"
     assert (scalars / "loss.csv").read_text() == "5,2.0\n"
     assert (scalars / "log_z.csv").read_text() == "0,0.5\n5,0.25\n"
     assert not (scalars / "step.csv").exists()
+    assert (scalars / "replay" / "rejected_old.csv").read_text() == "5,0.0\n"
+
+
+def test_a_logger_gets_the_statistics_of_the_buffer(tmp_path, monkeypatch):
+    class Logger:
+        def __init__(self):
+            self.scalars, self.histograms = {}, {}
+
+        def log_scalar(self, name, value, step):
+            self.scalars[name] = value, step
+
+        def log_histogram(self, name, data, step, bins):
+            self.histograms[name] = data.tolist(), step
+
+    logger = Logger()
+    monkeypatch.setattr("torchrl.record.loggers.get_logger", lambda *_, **__: logger)
+    rb = reward_prioritized_buffer(4, statistics=True)
+    rows = {"log_reward": torch.tensor([1.0, 2.0, -torch.inf]), "policy_version": torch.arange(3)}
+    rb.extend({"state": torch.zeros(3), **rows})
+    log = start_logger(grid(logger="tensorboard"), RunFolder(tmp_path), [], rb)
+    log({"step": 7, "loss": 1.0, "offered": 3, "buffer_size": 3})
+    scalars = {"loss": 1.0, "replay/offered": 3, "replay/buffer_size": 3, "replay/key_max": 2.0}
+    for name, value in scalars.items():
+        assert logger.scalars[name] == (value, 7)
+    assert logger.scalars["replay/rejected_worst"] == (0, 7)
+    assert "replay/key_min" not in logger.scalars  # -inf
+    assert logger.histograms == {
+        "replay/key": ([1.0, 2.0], 7),
+        "replay/age": ([2.0, 1.0, 0.0], 7),
+    }
