@@ -1,4 +1,4 @@
-"""Thirteen tasks with the default options of ``gfn-rb train``, beside tuned ones at equal calls.
+"""Nineteen tasks with the default options of ``gfn-rb train``, beside tuned ones at equal calls.
 
 A task has the options of its environment, and the batch size of its protocol but for BitSequence;
 all other options are the defaults. Calls are those of the protocol or a part of them.
@@ -6,26 +6,30 @@ all other options are the defaults. Calls are those of the protocol or a part of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from benchmarks.published.rows import ROWS, Figure, Row, modes_found
+from benchmarks.published.landscapes import LandscapeConfig
+from benchmarks.published.rows import ROWS, Figure, Row
 from gfn_rb.training import (
     BitSequenceConfig,
+    ConditionalHyperGridConfig,
+    DeceptiveGridConfig,
     HyperGridConfig,
     QM9StringsConfig,
     RNABindingConfig,
     TrainConfig,
     Trainer,
 )
-from gfn_rb.training.metrics import ExactFit, total_variation
 
 CHOSEN_ON = ("grid_4d_16", "tfbind8", "qm9", "rna1", "hypergrid_8", "bit_sequence", "dag")
 """The tasks that the defaults were compared on when they were chosen; the others report on them."""
 
-_MODES = (Figure("modes found", "modes_found", None),)
-_DISTANCE = (Figure("total variation", "total_variation", None, False, digits=4),)
+_FIGURES = (
+    Figure("modes found", "modes_found", None),
+    Figure("total variation", "total_variation", None, False, digits=4),
+    Figure("error of log Z", "log_z_gap", None, False, digits=3),
+)
 
 
 def task_options(config: TrainConfig) -> dict[str, Any]:
@@ -35,31 +39,21 @@ def task_options(config: TrainConfig) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in common}
 
 
-def distance(trainer: Trainer) -> dict[str, float]:
-    """Return the exact total variation distance between policy and target."""
-    assert isinstance(trainer.fit, ExactFit)
-    log_p = trainer.fit.policy_log_prob()
-    return {"total_variation": total_variation(log_p, trainer.env.target_log_prob())}
+def figures_of(trainer: Trainer) -> dict[str, float]:
+    """Return the modes found, total variation and error of log Z in nats, those that are known."""
+    known = {**trainer.discovery.columns(), **trainer.fit.columns()}
+    return {each.key: known[each.key] for each in _FIGURES if known.get(each.key) is not None}
 
 
-def modes_and_distance(trainer: Trainer) -> dict[str, float]:
-    """Return the modes found, and the exact total variation distance to the target."""
-    return {**modes_found(trainer), **distance(trainer)}
-
-
-def _with_distance(row: Row) -> Row:
-    return replace(row, figures=_MODES + _DISTANCE, measure=modes_and_distance)
-
-
-def _of(name: str, calls: int, figures: Sequence[Figure] = _MODES, batch_size: int = 32) -> Row:
+def _of(name: str, calls: int, batch_size: int = 32, title: str | None = None) -> Row:
     """Return a published row with the default options."""
     row = ROWS[name]
     config = type(row.config)(batch_size=batch_size, **task_options(row.config))
-    return replace(row, config=config, calls=calls, figures=tuple(figures), looks=(), milestones=())
+    return _new(name, title or row.title, config, calls, row.n_modes)
 
 
-def _new(name: str, title: str, config: TrainConfig, calls: int, n_modes: int | None) -> Row:
-    """Return a task that no tuned row has."""
+def _new(name: str, title: str, config: TrainConfig, calls: int, n_modes: int = 0) -> Row:
+    """Return a task; ``n_modes`` is 0 where none are counted."""
     return Row(
         name=name,
         title=title,
@@ -68,9 +62,9 @@ def _new(name: str, title: str, config: TrainConfig, calls: int, n_modes: int | 
         settings="",
         config=config,
         calls=calls,
-        figures=_DISTANCE if n_modes is None else _MODES,
-        measure=distance if n_modes is None else modes_found,
-        n_modes=n_modes or 0,
+        figures=_FIGURES,
+        measure=figures_of,
+        n_modes=n_modes,
     )
 
 
@@ -84,14 +78,20 @@ _RNAS = [
     )
     for i, n in ((1, 8_967), (2, 8_402), (3, 7_400))
 ]
+_GRID = "deceptive grid, 4-d, height"
 _ROWS = (
-    _with_distance(
-        replace(_of("grid_4d_16", 48_000, batch_size=16), title="deceptive grid, 4-d, height 16")
+    _of("grid_4d_16", 48_000, 16, f"{_GRID} 16"),
+    _new(
+        "grid_4d_20",
+        f"{_GRID} 20",
+        DeceptiveGridConfig(height=20, batch_size=16),
+        96_000,
+        256,
     ),
-    _of("grid_4d", 96_000, batch_size=16),
-    _of("grid_2d", 48_000, batch_size=16),
-    _with_distance(replace(_of("tfbind8", 32_000), title="TFBind8 (328 published modes)")),
-    _with_distance(_new("qm9", "QM9 strings (805 modes)", QM9StringsConfig(), 32_000, 805)),
+    _of("grid_4d", 96_000, 16),
+    _of("grid_2d", 48_000, 16),
+    _of("tfbind8", 32_000, title="TFBind8 (328 published modes)"),
+    _new("qm9", "QM9 strings (805 modes)", QM9StringsConfig(), 32_000, 805),
     *_RNAS,
     _of("bit_sequence", 100_000),
     _new(
@@ -101,9 +101,19 @@ _ROWS = (
         50_000,
         60,
     ),
-    _new("hypergrid_8", "hypergrid 8^4", HyperGridConfig(), 32_000, None),
-    _new("hypergrid_20", "hypergrid 20^4", HyperGridConfig(height=20), 64_000, None),
-    replace(_of("dag", 100_000, _DISTANCE), title="posterior over Bayesian networks of 5 nodes"),
+    _new("hypergrid_8", "hypergrid 8^4", HyperGridConfig(), 32_000),
+    _new("hypergrid_16_2", "hypergrid 16^2", HyperGridConfig(ndim=2, height=16), 64_000),
+    _new("hypergrid_20", "hypergrid 20^4", HyperGridConfig(height=20), 64_000),
+    _new("conditional", "conditional hypergrid 8^2", ConditionalHyperGridConfig(), 32_000),
+    _of("dag", 100_000, title="posterior over Bayesian networks of 5 nodes"),
+    *(
+        _new(kind, title, LandscapeConfig(kind=kind), 32_000, n)
+        for kind, title, n in (
+            ("ising", "Ising model, 12 spins (18 modes)", 18),
+            ("words", "60 sparse words of 8 letters", 60),
+            ("nk", "NK landscape, 16 bits (50 modes)", 50),
+        )
+    ),
 )
 DEFAULTS = {row.name: replace(row, name=f"defaults_{row.name}") for row in _ROWS}
 """The rows with default options, by task."""

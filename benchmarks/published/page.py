@@ -9,18 +9,19 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS, TUNED
-from benchmarks.published.rows import ROWS, Row
+from benchmarks.published.rows import ROWS, Figure, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 RESULTS, PROTOCOLS = DOCS / "published.md", DOCS / "published_protocols.md"
 BEGIN, END = "<!-- made by benchmarks.published -->", "<!-- end -->"
-PICTURE = "published.png"
+PICTURE, CURVES = "published.png", "published_defaults.png"
 PEERS = "published_peers.json"  # runs of others' code on the same machine, entered by hand
 
 
@@ -40,6 +41,7 @@ def write_page(folder: Path) -> None:
     _insert(RESULTS, lines)
     _insert(PROTOCOLS, _protocols())
     _draw(folder / PICTURE, {row: results for row, results in known.items() if row.n_modes})
+    _draw_defaults(folder)
 
 
 def _insert(page: Path, lines: list[str]) -> None:
@@ -97,22 +99,33 @@ def _by_default(folder: Path) -> list[str]:
     known = {task: found for task, row in DEFAULTS.items() if (found := load(folder, row))}
     if not known:
         return []
+    titles = [figure.title for figure in DEFAULTS["tfbind8"].figures]
     lines = [
         "### Default options",
         "",
-        "| `python -m benchmarks.published` | task | calls | figure | defaults | tuned | seeds | |",
-        "| --- " * 8 + "|",
+        "`python -m benchmarks.published defaults_TASK`; figures with tuned options in brackets.",
+        "",
+        f"| TASK | task | calls | {' | '.join(titles)} | seeds | CPU s per run | |",
+        "| --- " * 9 + "|",
     ]
     for task, results in known.items():
-        row, figure = DEFAULTS[task], DEFAULTS[task].figures[0]
-        tuned = load(folder, TUNED[task]) if task in TUNED else []
+        row, tuned = DEFAULTS[task], load(folder, TUNED[task]) if task in TUNED else []
+        cells = []
+        for figure in row.figures:
+            ours, others = (_cell(figure, each) for each in (results, tuned))
+            cells.append(f"{ours} ({others})" if others else ours)
+        seconds = mean(result.cpu_seconds for result in results)
         lines.append(
-            f"| {row.name} | {row.title} | {row.calls:,} | {figure.title} | "
-            f"{typical(figure, results)} | "
-            f"{typical(figure, tuned) if tuned else ''} | {len(results)} | "
-            f"{'chosen on' if task in CHOSEN_ON else 'reported on'} |"
+            f"| {task} | {row.title} | {row.calls:,} | {' | '.join(cells)} | {len(results)} | "
+            f"{seconds:,.0f} | {'chosen on' if task in CHOSEN_ON else 'reported on'} |"
         )
-    return lines
+    return [*lines, "", f"![curves of the default options](../benchmarks/results/{CURVES})"]
+
+
+def _cell(figure: Figure, results: list[Result]) -> str:
+    """Return a figure of some runs; nothing where it was not measured."""
+    measured = results and all(figure.key in result.figures for result in results)
+    return typical(figure, results) if measured else ""
 
 
 def _protocols() -> list[str]:
@@ -128,15 +141,51 @@ def _protocols() -> list[str]:
     return lines[:-1]
 
 
+def _draw_defaults(folder: Path) -> None:
+    """Draw the first run of each task with default options: share of modes, total variation."""
+    known = {row: found[0] for row in DEFAULTS.values() if (found := load(folder, row))}
+    panels = _panels(len(known), columns=4, size=(3.4, 2.5))
+    for axes, (row, run) in zip(panels, known.items(), strict=True):
+        axes.set_title(row.title.partition(" (")[0], loc="left", fontsize=9)
+        if row.n_modes and run.curve:
+            calls, modes = np.array(run.curve).T
+            axes.plot(calls, modes / row.n_modes, color="#0072B2", label="share of modes found")
+        if run.fit:
+            axes.plot(*np.array(run.fit).T, color="#D55E00", label="total variation")
+        axes.set_xlim(0, row.calls)
+        axes.set_ylim(0, 1.02)
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:,.0f}k" if x else "0")
+    if panels:
+        panels[0].figure.supxlabel("reward calls", fontsize=10)
+        lines = {line.get_label(): line for axes in panels for line in axes.lines}
+        panels[0].figure.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=2)
+        _print(panels, folder / CURVES)
+
+
+def _panels(n: int, columns: int, size: tuple[float, float]) -> list[Axes]:
+    """Return so many panels of a new picture, in rows of some columns."""
+    columns = max(1, min(columns, n))
+    shape = (-(-n // columns) or 1, columns)
+    picture = Picture(
+        figsize=(size[0] * columns, size[1] * shape[0]), dpi=110, layout="constrained"
+    )
+    panels = list(picture.subplots(*shape, squeeze=False).flat)
+    for axes in panels[n:]:
+        axes.remove()
+    for axes in panels[:n]:
+        axes.grid(color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    return panels[:n]
+
+
+def _print(panels: list[Axes], path: Path) -> None:
+    FigureCanvasAgg(panels[0].figure).print_png(str(path))
+
+
 def _draw(path: Path, known: dict[Row, list[Result]]) -> None:
     """Draw modes found against reward calls, a panel for each row: mean and range of its runs."""
-    columns = max(1, min(2, len(known)))
-    shape = (-(-len(known) // columns) or 1, columns)
-    picture = Picture(figsize=(6.5 * shape[1], 4 * shape[0]), dpi=110, layout="constrained")
-    panels = list(picture.subplots(*shape, squeeze=False).flat)
-    for axes in panels[len(known) :]:
-        axes.remove()
-    for axes, (row, results) in zip(panels, known.items(), strict=False):
+    panels = _panels(len(known), columns=2, size=(6.5, 4))
+    for axes, (row, results) in zip(panels, known.items(), strict=True):
         length = min(len(result.curve) for result in results)
         curves = np.array([result.curve[:length] for result in results])
         calls, modes = curves[0, :, 0], curves[:, :, 1]
@@ -151,6 +200,5 @@ def _draw(path: Path, known: dict[Row, list[Result]]) -> None:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        axes.grid(color="0.9")
-        axes.spines[["top", "right"]].set_visible(False)
-    FigureCanvasAgg(picture).print_png(str(path))
+    if panels:
+        _print(panels, path)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -20,9 +20,11 @@ import torch
 from benchmarks.published.rows import Figure, Row
 from benchmarks.timing import environment
 from gfn_rb.training import Trainer
+from gfn_rb.training.metrics import ExactFit
 
 RESULTS = Path(__file__).parent.parent / "results"
 N_POINTS = 200  # of a curve, were all calls taken
+N_FITS = 20  # of total variation, each of which takes as long as some steps
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,10 @@ class Result:
     Args:
         seed: its seed.
         calls: reward calls it took.
-        cpu_seconds: CPU time of its process, evaluation at the end left out.
+        cpu_seconds: CPU time of its process, evaluation left out.
         figures: what the row asks for, by name.
         curve: pairs of reward calls and modes found on the way; none where there are no modes.
+        fit: pairs of reward calls and total variation, where the policy can be listed.
     """
 
     seed: int
@@ -42,6 +45,7 @@ class Result:
     cpu_seconds: float
     figures: dict[str, float]
     curve: list[list[int]]
+    fit: list[list[float]] = field(default_factory=list)
 
 
 def run_all(row: Row, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
@@ -69,6 +73,7 @@ def run_one(row: Row, seed: int) -> Result:
     begun = time.process_time()
     trainer = Trainer(replace(row.config, seed=seed))
     found, curve, reached, n_fresh = trainer.discovery, [], {}, 0
+    measured, fit = 0.0, []
     while n_fresh < row.calls and not (row.milestones and len(reached) == len(row.milestones)):
         trainer.step()
         n_fresh += row.calls_per_step
@@ -76,12 +81,17 @@ def run_one(row: Row, seed: int) -> Result:
         reached = dict.fromkeys(past, n_fresh) | reached
         if row.n_modes and n_fresh * N_POINTS >= row.calls * (len(curve) + 1):
             curve.append([n_fresh, found.modes_found])
-    seconds = time.process_time() - begun
+        is_listed = isinstance(trainer.fit, ExactFit)
+        if is_listed and n_fresh * N_FITS >= row.calls * (len(fit) + 1):
+            before = time.process_time()
+            fit.append([n_fresh, trainer.fit.columns()["total_variation"]])
+            measured += time.process_time() - before
+    seconds = time.process_time() - begun - measured
     figures = row.measure(trainer)
     figures |= {f"calls_to_{n}": reached.get(n, row.calls) for n in row.milestones}
     figures |= {f"modes_at_{n}": modes_at(curve, n) for n in row.looks}
     print(f"{row.name}, seed {seed}: {figures}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    return Result(seed, n_fresh, seconds, figures, curve)
+    return Result(seed, n_fresh, seconds, figures, curve, fit)
 
 
 def modes_at(curve: Iterable[Sequence[int]], calls: int) -> int:
@@ -133,6 +143,7 @@ def summary(row: Row, results: Sequence[Result]) -> str:
         f"{figure.title}: {typical(figure, results)}"
         + (f", asked {figure.asked}" * (figure.bound is not None))
         for figure in row.figures
+        if figure.key in results[0].figures
     ]
     return "\n".join([row.title, *lines, f"CPU seconds a run: {mean(seconds):,.0f}"])
 
