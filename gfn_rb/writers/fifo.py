@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -37,7 +37,7 @@ from gfn_rb.writers.rows import (
     check_slots,
     detached,
     run_to,
-    tensors_of,
+    side_by_side,
 )
 
 
@@ -159,7 +159,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         self._line_up()
         data = self._layout.check(data, self._storage)
         storage, n = self._storage, data.shape[0]
-        tensors = self._side_by_side(data)
+        tensors = side_by_side(storage, data, INDEX)
         is_encoded = isinstance(storage, EncodedStorage) and n <= storage.max_size
         if tensors is None and not is_encoded:
             self._record(n)
@@ -197,14 +197,6 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if isinstance(row, TensorDictBase):
             row = row.copy().set(INDEX, torch.zeros(row.batch_size, dtype=torch.int64))
         lay_out(self._storage, row)
-
-    def _side_by_side(self, data: Rows) -> dict[NestedKey, Tensor] | None:
-        """Return the columns of a batch that can be copied whole over stored rows, None if not."""
-        stored, has_room = compat.all_slots(self._storage), data.shape[0] <= self._storage.max_size
-        is_plain = type(data) is type(stored) is TensorDict and self._storage.ndim == 1
-        is_plain = is_plain and not isinstance(self._storage, EncodedStorage)
-        is_plain = is_plain and stored.get(INDEX, None) is not None
-        return tensors_of(data) if has_room and is_plain else None
 
     def _on_storage_device(self, data: Rows) -> Rows:
         """Return rows on the storage's device, which TorchRL's writer does not move."""

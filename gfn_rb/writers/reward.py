@@ -44,7 +44,9 @@ from gfn_rb.writers.rows import (
     check_stored,
     copies_to,
     finish_write,
+    run_to,
     scalar_key,
+    side_by_side,
     write_rows,
 )
 
@@ -421,12 +423,27 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     def _append(self, data: Rows) -> Written:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
         storage, n, stored = self._storage, data.shape[0], compat.length_of(self._storage)
-        row = np.arange(n)
-        self._order.ranks(storage).numpy()[row + stored] = self._order.rank(row)
-        device = getattr(storage, "device", None)
-        is_elsewhere = isinstance(device, torch.device) and device.type != "cpu"
-        self._write_part(data, None if not is_elsewhere else row, row + stored, stored + n)
-        return row, row + stored
+        row, order = np.arange(n), self._order
+        target, rank, ranks = row + stored, order.rank(row), order.ranks(storage).numpy()
+        counters, tensors = order.counters(), side_by_side(storage, data)
+        if tensors is None:
+            ranks[target] = rank
+            device = getattr(storage, "device", None)
+            is_elsewhere = isinstance(device, torch.device) and device.type != "cpu"
+            self._write_part(data, row if is_elsewhere else None, target, stored + n)
+            return row, target
+        write, slot = run_to(storage, stored, tensors), torch.from_numpy(target)
+        raised = compat.raised_generations(storage, slot)
+
+        def commit() -> None:
+            write()
+            carry_out(raised)
+            ranks[target] = rank
+            order.count(*(counted + n for counted in counters))
+
+        write_whole(storage, slot, commit)
+        self._announce(slot)
+        return row, target
 
     def _merge(
         self, data: Rows, value: Float64[np.ndarray, "n"], row: Int64[np.ndarray, "k"]

@@ -8,7 +8,13 @@ from operator import attrgetter, eq
 from typing import Any, cast
 
 import torch
-from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, is_leaf_nontensor
+from tensordict import (
+    LazyStackedTensorDict,
+    NestedKey,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+)
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import LazyMemmapStorage, ListStorage, Storage
 
@@ -216,6 +222,20 @@ def check_slots(storage: Storage | None) -> None:
         raise CheckpointMismatchError(
             f"storage state is of {len(leaves[0])} slots, expected {storage.max_size}"
         )
+
+
+def side_by_side(storage: Storage, data: Rows, *stored: str) -> dict[NestedKey, Tensor] | None:
+    """Return the columns of a batch that can be copied whole over stored rows, None if not.
+
+    The storage has to hold the named columns.
+    """
+    rows = compat.all_slots(storage)
+    is_plain = type(data) is type(rows) is TensorDict and storage.ndim == 1
+    if not is_plain or isinstance(storage, EncodedStorage) or data.shape[0] > storage.max_size:
+        return None
+    if any(rows.get(name, None) is None for name in stored):
+        return None
+    return tensors_of(data)
 
 
 def run_to(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> Callable[[], None]:
