@@ -18,8 +18,9 @@ from benchmarks.published.defaults import DEFAULTS, TUNED
 from benchmarks.published.page import write_page
 from benchmarks.published.rows import ROWS
 from benchmarks.published.runs import RESULTS, run_all, save, summary
+from benchmarks.published.sceptic import SCEPTIC
 
-_ROWS = ROWS | {row.name: row for row in [*DEFAULTS.values(), *TUNED.values()]}
+_ROWS = ROWS | {row.name: row for rows in (DEFAULTS, TUNED, SCEPTIC) for row in rows.values()}
 Name: Any = Literal[(*_ROWS, "page")]
 
 
@@ -29,7 +30,8 @@ class Options:
 
     row: tyro.conf.Positional[Name]
     """A row of docs/published.md, defaults_TASK for a task with default options, tuned_TASK for the
-    same with tuned ones, or "page" to write that page from the results there are."""
+    same with tuned ones, fifty_lines_ARM_TASK for it with a buffer of fifty lines, or "page" to
+    write that page from the results there are."""
     seeds: int = 3
     """How many seeds."""
     first_seed: int = 0

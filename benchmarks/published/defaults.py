@@ -1,4 +1,4 @@
-"""Nineteen tasks with the default options of ``gfn-rb train``, beside tuned ones at equal calls.
+"""Twenty-one tasks with the default options of ``gfn-rb train``, beside tuned ones at equal calls.
 
 A task has the options of its environment, and the batch size of its protocol but for BitSequence;
 all other options are the defaults. Calls are those of the protocol or a part of them.
@@ -87,6 +87,20 @@ _ROWS = (
         DeceptiveGridConfig(height=20, batch_size=16),
         96_000,
         256,
+    ),
+    _new(
+        "grid_3d",
+        "deceptive grid, 3-d, height 32",
+        DeceptiveGridConfig(ndim=3, height=32, batch_size=16),
+        48_000,
+        216,
+    ),
+    _new(
+        "grid_2d_128",
+        "deceptive grid, 2-d, height 128",
+        DeceptiveGridConfig(ndim=2, height=128, batch_size=16),
+        32_000,
+        676,
     ),
     _of("grid_4d", 96_000, 16),
     _of("grid_2d", 48_000, 16),

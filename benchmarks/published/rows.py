@@ -12,6 +12,7 @@ from gfn_rb.envs import BayesianDAG
 from gfn_rb.rollout import Sampler
 from gfn_rb.training import (
     AnnealOptions,
+    Hooks,
     KeepDiverse,
     KeepRecent,
     QuantileDraw,
@@ -84,6 +85,7 @@ class Row:
             "modes_at_N".
         milestones: numbers of modes, in ascending order; the calls until each are figures named
             "calls_to_N", and a run ends at the last. A run that falls short has all its calls.
+        hooks: returns new hooks of a run.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Row:
     n_modes: int = 0
     looks: tuple[int, ...] = ()
     milestones: tuple[int, ...] = ()
+    hooks: Callable[[], Hooks] = Hooks
 
     @property
     def calls_per_step(self) -> int:

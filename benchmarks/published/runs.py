@@ -71,7 +71,7 @@ def run_one(row: Row, seed: int) -> Result:
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     begun = time.process_time()
-    trainer = Trainer(replace(row.config, seed=seed))
+    trainer = Trainer(replace(row.config, seed=seed), hooks=row.hooks())
     found, curve, reached, n_fresh = trainer.discovery, [], {}, 0
     measured, fit = 0.0, []
     while n_fresh < row.calls and not (row.milestones and len(reached) == len(row.milestones)):

@@ -1,0 +1,79 @@
+"""The defaults' tasks with a buffer of fifty lines instead of the library's, in the same loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import ReplayBuffer
+
+from benchmarks.fifty_lines import FiftyLines
+from benchmarks.published.defaults import DEFAULTS
+from benchmarks.published.rows import Row
+from gfn_rb.envs import GFNEnv
+from gfn_rb.training import Hooks
+
+TASKS = ("grid_4d_16", "grid_3d", "grid_2d_128", "tfbind8", "qm9", "words")
+ARMS = {
+    "uniform": ("newest, uniform draws of stored trajectories", "uniform", "trajectories"),
+    "rank": ("best, rank draws of stored trajectories", "rank", "trajectories"),
+    "walked": ("best, rank draws, trajectories walked anew", "rank", "terminal"),
+}
+"""What the fifty lines do: in words, their draw, and what is stored."""
+_OBJECT = "state"  # what fifty lines tell rows apart by
+
+
+class FiftyReplay:
+    """Replays from fifty lines instead of the buffer of a run, whose transforms it uses.
+
+    Args:
+        draw: how rows are drawn.
+    """
+
+    def __init__(self, draw: Literal["uniform", "rank"]) -> None:
+        self._rows = FiftyLines(100_000, "newest" if draw == "uniform" else "best", draw, k=1e-3)
+        self._rb: Any = None
+
+    def over(self, rb: ReplayBuffer, env: GFNEnv) -> Any:
+        """Take the place of a buffer."""
+        self._rb = rb
+        return self
+
+    def store(self, rb: ReplayBuffer, items: TensorDictBase) -> None:
+        """Store a batch of fresh trajectories."""
+        x = items["state"][torch.arange(len(items)), items["length"] - 1]
+        rows = {str(name): value for name, value in rb.transform.inv(items.copy()).items()}
+        self._rows.extend({**{f"row {name}": value for name, value in rows.items()},
+                           "log_reward": items["log_reward"], _OBJECT: x})  # fmt: skip
+
+    def sample(self, n: int) -> TensorDictBase:
+        """Draw rows, some of them several times while there are fewer."""
+        drawn = self._rows.sample(min(n, len(self._rows)))
+        at = torch.arange(n) % len(drawn["log_reward"])
+        rows = {name[4:]: value[at] for name, value in drawn.items() if name.startswith("row ")}
+        result: TensorDictBase = self._rb.transform(TensorDict(rows, [n]))
+        return result
+
+
+def hooks(draw: Literal["uniform", "rank"]) -> Hooks:
+    """Return the hooks that put fifty lines in the place of the buffer."""
+    replay = FiftyReplay(draw)
+    return Hooks(replayed=replay.over, store=replay.store)
+
+
+def _row(task: str, arm: str) -> Row:
+    row = DEFAULTS[task]
+    _, draw, stored = ARMS[arm]
+    return replace(
+        row,
+        name=f"fifty_lines_{arm}_{task}",
+        config=replace(row.config, replay=stored),
+        hooks=partial(hooks, draw),
+    )
+
+
+SCEPTIC = {(task, arm): _row(task, arm) for task in TASKS for arm in ARMS}
+"""Rows by task and arm."""
