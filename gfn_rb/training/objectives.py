@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LinearLR, LRScheduler
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gfn_rb.arguments import require_kind
@@ -99,11 +99,41 @@ def make_optimizer(config: TrainConfig, loss: Loss) -> torch.optim.Adam:
     return torch.optim.Adam(groups, fused=True)
 
 
-def make_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer) -> LRScheduler:
-    """Return what changes learning rates, at each step of training."""
-    if config.lr_end is None:
-        return LinearLR(optimizer, 1.0, 1.0, total_iters=1)
-    return LinearLR(optimizer, 1.0, config.lr_end, config.anneal_steps)
+class FallingRates(ReduceLROnPlateau):
+    """Learning rates that fall once a run finds nothing new and its loss no longer falls.
+
+    While fewer than a tenth of the fresh objects are new, rates are halved after each 200 steps in
+    which the loss has not fallen by 5%, down to a hundredth. Both are exponential moving averages.
+    Where there is more to find, rates stay: a low loss then means little.
+    """
+
+    LARGEST_SHARE = 0.1  # of new objects
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        lowest = [group["lr"] / 100 for group in optimizer.param_groups]
+        super().__init__(optimizer, factor=0.5, patience=200, threshold=0.05, min_lr=lowest)
+        self.share_new = 1.0
+        self.mean_loss: float | None = None
+
+    def observe(self, share_new: float, loss: float) -> None:
+        """Take note of a step: the share of its fresh objects that are new, and its loss."""
+        self.share_new += 0.02 * (share_new - self.share_new)
+        self.mean_loss = loss if self.mean_loss is None else 0.99 * self.mean_loss + 0.01 * loss
+        if self.share_new < self.LARGEST_SHARE:
+            self.step(self.mean_loss)
+
+
+def make_schedule(
+    config: TrainConfig, optimizer: torch.optim.Optimizer, is_shared: bool
+) -> LRScheduler | FallingRates:
+    """Return what changes learning rates, at each step of training.
+
+    Ranks that share gradients need the same rates, and each sees a loss of its own: without
+    ``lr_end``, theirs stay.
+    """
+    if config.lr_end is not None:
+        return LinearLR(optimizer, 1.0, config.lr_end, config.anneal_steps)
+    return LinearLR(optimizer, 1.0, 1.0, total_iters=1) if is_shared else FallingRates(optimizer)
 
 
 def take_step(

@@ -325,8 +325,8 @@ class GeneralOptions:
     lr_log_z: rules.PositiveFloat = 0.02
     """Adam's learning rate for log Z, if log Z is a separate parameter."""
     lr_end: rules.Share | None = None
-    """Final value of both learning rates, as a share of the initial values. They fall linearly.
-    Default: no annealing."""
+    """Final value of both learning rates, as a share of the initial values, to which they fall
+    linearly. Default: they fall once nothing new is found and the loss no longer falls."""
     log_z: rules.FiniteFloat | None = None
     """Initial log Z, in nats, of tb, subtb and db. Default: what the first fresh batch estimates,
     which moves with a constant added to log R, so that the constant changes nothing else."""

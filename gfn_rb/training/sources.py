@@ -45,10 +45,10 @@ class AdaptiveTemperature:
     def __init__(self) -> None:
         self.value = 1.0
 
-    def update(self, n_new: int, n: int) -> None:
-        """Adapt to a batch of n objects, of which some are new."""
+    def update(self, share_new: float) -> None:
+        """Adapt to a batch, given the share of its objects that are new."""
         lowest, highest = self.RANGE
-        value = self.value * math.exp(self.GAIN * (0.5 - n_new / n))
+        value = self.value * math.exp(self.GAIN * (0.5 - share_new))
         self.value = min(max(value, lowest), highest)
 
     def state_dict(self) -> dict[str, Any]:

@@ -97,7 +97,9 @@ class Trainer:
         initial, rollout, replay = _seeds(config.seed, stream)
         self.loss = objectives.make_loss(config, self.env, initial)
         self.optimizer = objectives.make_optimizer(config, self.loss)
-        self.schedule = objectives.make_schedule(config, self.optimizer)
+        self.schedule = objectives.make_schedule(
+            config, self.optimizer, self.hooks.gradients is not None
+        )
         self.average = objectives.WeightAverage(self.loss)
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         self.backward = Sampler(objectives.backward_policy(self.loss))
@@ -132,6 +134,7 @@ class Trainer:
         if self.teacher is not None:
             self._parts["teacher"] = self.teacher
         self.steps_done, self._is_replayed = 0, config.n_replayed > 0
+        self._share_new = 1.0  # of the fresh objects of the last step
         self.history: list[Row] = []
         self._losses: dict[str, list[float]] = {"loss": [], "replay_loss": []}  # since the last row
 
@@ -162,7 +165,10 @@ class Trainer:
         if self._is_replayed:
             self._losses["replay_loss"].append(fmean(replayed) if replayed else 0.0)
         self.average.update(self.loss)
-        self.schedule.step()
+        if isinstance(self.schedule, objectives.FallingRates):
+            self.schedule.observe(self._share_new, fmean([*losses, *replayed]))
+        else:
+            self.schedule.step()
         self.steps_done += 1
         self.watch.switch("other")
         if self.hooks.stepped is not None:
@@ -189,9 +195,11 @@ class Trainer:
         # Phases of a step follow each other: to switch takes a fourth of the calls of contexts.
         self.watch.switch("rollout")
         fresh = self.source.sample(self.config.batch_size)
-        self.temperature.update(self.discovery.add(fresh), len(fresh))
+        length = fresh.length
+        self._share_new = self.discovery.add(fresh) / length.shape[0]
+        self.temperature.update(self._share_new)
         self.watch.switch("buffer")
-        version = torch.full_like(fresh.length, self.steps_done)
+        version = torch.full_like(length, self.steps_done)
         items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)
         if self.hooks.store is None:
             self.rb.extend(items)

@@ -6,15 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from training.training_runs import GRID, WARM_GRID, grid
 
 import gfn_rb
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, DetailedBalance, TrajectoryBalance, linex
 from gfn_rb.policies import UniformBackwardPolicy
-from gfn_rb.training import TrainConfig, Trainer
+from gfn_rb.training import HyperGridConfig, TrainConfig, Trainer
 from gfn_rb.training.cli import main
-from gfn_rb.training.objectives import backward_policy, make_loss, make_optimizer
+from gfn_rb.training.objectives import (
+    FallingRates,
+    backward_policy,
+    make_loss,
+    make_optimizer,
+    make_schedule,
+)
 from gfn_rb.training.session import launch
 
 
@@ -199,3 +206,37 @@ def test_a_file_among_the_losses_is_enough(tmp_path):
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_rates_fall_once_nothing_is_new_and_the_loss_stays():
+    optimizer = torch.optim.Adam([{"params": [nn.Parameter(torch.ones(1))], "lr": 1.0}])
+
+    def rate():
+        return optimizer.param_groups[0]["lr"]
+
+    rates = FallingRates(optimizer)
+    for _ in range(600):  # there is more to find
+        rates.observe(0.2, 1.0)
+    assert rate() == 1.0
+    for n in range(1200):  # the loss halves every 200 steps
+        rates.observe(0.0, 0.5 ** (n / 200))
+    assert rate() == 1.0
+    for _ in range(700):
+        rates.observe(0.0, rates.mean_loss)
+    before = rate()
+    assert before in (0.5**3, 0.5**4)
+    restored = FallingRates(optimizer)
+    restored.load_state_dict(rates.state_dict())
+    for _ in range(200):
+        restored.observe(0.0, restored.mean_loss)
+    assert rate() == before / 2
+    for _ in range(5000):
+        restored.observe(0.0, restored.mean_loss)
+    assert rate() == 0.01
+
+
+def test_ranks_that_share_gradients_keep_their_rates():
+    config = HyperGridConfig(ndim=2)
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(1))])
+    kinds = [type(make_schedule(config, optimizer, shared)) for shared in (False, True)]
+    assert kinds == [FallingRates, torch.optim.lr_scheduler.LinearLR]

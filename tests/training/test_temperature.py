@@ -11,9 +11,9 @@ from gfn_rb.training.sources import AdaptiveTemperature
 
 def test_half_of_a_batch_new_leaves_the_temperature():
     temperature = AdaptiveTemperature()
-    temperature.update(8, 16)
+    temperature.update(8 / 16)
     assert temperature.value == 1.0
-    temperature.update(4, 16)  # three quarters were found before: a quarter more than half
+    temperature.update(4 / 16)  # three quarters were found before: a quarter more than half
     assert temperature.value == pytest.approx(math.exp(0.05 * 0.25))
 
 
@@ -21,7 +21,7 @@ def test_half_of_a_batch_new_leaves_the_temperature():
 def test_the_temperature_stays_in_its_range(n_new, bound):
     temperature = AdaptiveTemperature()
     for _ in range(100):
-        temperature.update(n_new, 16)
+        temperature.update(n_new / 16)
     assert temperature.value == bound
 
 
