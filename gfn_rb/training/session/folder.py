@@ -154,12 +154,6 @@ def write_metrics(path: Path, rows: Sequence[Row]) -> None:
         text.detach()  # or it would close the file before that is published
 
 
-def append_metrics(path: Path, row: Row) -> None:
-    """Add a row to a table, on disk at once."""
-    with path.open("a", newline="") as stream:
-        csv.DictWriter(stream, list(row)).writerow(row)
-
-
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Replace a file by one that holds values, of kinds that JSON knows."""
     with published(path) as stream:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
@@ -22,15 +20,13 @@ from gfn_rb.buffers.summary import numbers_of
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.session.folder import RunFolder, append_metrics, write_metrics
+from gfn_rb.training.session.folder import RunFolder, write_metrics
 from gfn_rb.training.trainer import FLOW, Row, Trainer
 from gfn_rb.transports.launch import launched
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}]{postfix}"
-# On narrow terminals the bar gives way first, then the rate, then the last words.
-_WIDE, _BAR = 120, "{percentage:3.0f}%|{bar}| " + _LINE
-_NARROW = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
+_BAR = "{percentage:3.0f}%|{bar}| " + _LINE
 
 
 def check_installed(logger: str) -> None:
@@ -43,41 +39,40 @@ def check_installed(logger: str) -> None:
         raise ArgumentError(f"logger {logger} is not installed: pip install {logger}")
 
 
+class _Lines:
+    """Prints each state of a progress bar on a line of its own."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            print(text, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        pass
+
+
 @contextmanager
 def progress(
     trainer: Trainer, describe: Callable[[Trainer, float], str], disable: bool = False
 ) -> Iterator[Callable[[float], None]]:
     """Show progress on stderr, a bar or lines; yield what takes the loss of each step."""
-    loss = math.nan
+    is_terminal = sys.stderr.isatty()
+    shape: dict[str, Any] = {"dynamic_ncols": True, "bar_format": _BAR}
+    if not is_terminal:  # the delay is that of the first line, which says nothing
+        shape = {"bar_format": _LINE, "file": _Lines(), "mininterval": LINE_EVERY, "delay": 1e-9}
     steps = {"total": trainer.config.steps, "initial": trainer.steps_done, "unit": "step"}
-    is_bar = sys.stderr.isatty() and not disable
-    start = shown = time.monotonic()
+    with tqdm(**steps, **shape, disable=disable) as bar:
 
-    def show_line(now: float) -> None:
-        text = tqdm.format_meter(
-            trainer.steps_done, elapsed=now - start, bar_format=_LINE, **steps,
-            postfix=describe(trainer, loss),
-        )  # fmt: skip
-        print(text, file=sys.stderr, flush=True)
-
-    def advance(new: float) -> None:
-        nonlocal loss, shown
-        loss, now = new, time.monotonic()
-        if is_bar:
-            columns, text = bar.format_dict["ncols"] or _WIDE, describe(trainer, new)
-            bar.bar_format = _NARROW if columns < _WIDE else _BAR
-            if len(text) > (room := columns - 2 * len(f"{bar.total}") - 24):
-                text = text[:room].rpartition(", ")[0]
-            bar.set_postfix_str(text, refresh=False)
+        def advance(loss: float) -> None:
+            bar.set_postfix_str(describe(trainer, loss), refresh=False)
             bar.update()
-        elif not disable and now >= shown + LINE_EVERY:
-            shown = now
-            show_line(now)
 
-    with tqdm(**steps, dynamic_ncols=True, disable=not is_bar) as bar:
-        yield advance
-    if not is_bar and not disable:
-        show_line(time.monotonic())
+        try:
+            yield advance
+        except BaseException:
+            bar.leave = is_terminal  # the error is the one line that is printed
+            raise
 
 
 def tell(line: str) -> None:
@@ -249,22 +244,12 @@ def run_training(
     config = trainer.config
     if not trainer.history:
         trainer.record()
-    # Both are written anew from the history: a killed run may have got further than its
-    # checkpoint.
+    # Logs begin anew: a killed run may have got further than its checkpoint.
     log = start_logger(config, folder, trainer.history, trainer.rb)
     write_metrics(folder.metrics, trainer.history)
 
-    is_whole = True  # the table
-
     def write(row: Row) -> None:
-        nonlocal is_whole
-        if is_whole:
-            is_whole = False
-            append_metrics(folder.metrics, row)
-        else:  # a part of an earlier one may be there
-            others = [each for each in trainer.history if each is not row]
-            write_metrics(folder.metrics, [*others, row])
-        is_whole = True
+        write_metrics(folder.metrics, [*(r for r in trainer.history if r is not row), row])
         log(row)
 
     saved = trainer.steps_done if folder.checkpoint.exists() else None
@@ -305,7 +290,6 @@ def run_training(
     row = trainer.history[-1]
     if is_new := row["step"] != trainer.steps_done:
         row = trainer.measure()  # not recorded: a longer run would not have it
-    if is_new or not is_whole:
-        with noted(unwritten):
-            write(row)
+    with noted(unwritten):
+        write(row) if is_new else write_metrics(folder.metrics, trainer.history)
     return RunResult(trainer, folder, row, None, unwritten)

@@ -15,7 +15,6 @@ from gfn_rb.training.session import run as module
 from gfn_rb.training.session.folder import (
     RunFolder,
     RunLock,
-    append_metrics,
     write_metrics,
 )
 from gfn_rb.training.session.reading import read_metrics
@@ -102,13 +101,13 @@ def test_a_command_to_go_on_is_one_of_a_launchers(command, printed, tmp_path):
         RunFolder.create(grid(out=folder.path))
 
 
-def test_metrics_are_written_row_by_row(tmp_path):
+def test_metrics_are_written_anew(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("left over from a killed run")
-    write_metrics(path, ROWS[:1])
-    assert path.read_text().splitlines() == ["step,loss,time_total", "0,,0.1"]
-    append_metrics(path, ROWS[1])  # on disk at once
-    assert path.read_text().splitlines()[2] == "5,0.3333333333333333,2.5"
+    write_metrics(path, ROWS)
+    header, first, second = path.read_text().splitlines()
+    assert (header, first) == ("step,loss,time_total", "0,,0.1")
+    assert second == "5,0.3333333333333333,2.5"
     assert float(read_metrics(path)[1]["loss"]) == 1 / 3
 
 

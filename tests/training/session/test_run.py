@@ -132,16 +132,14 @@ def test_a_full_disk_at_the_end_takes_the_last_checkpoint_alone(reference, tmp_p
 
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(reference, tmp_path, monkeypatch, caplog):
-    append = run_module.append_metrics
+    write = run_module.write_metrics
 
-    def torn(path, row):
-        if row["step"] == 5:
-            with path.open("a") as stream:
-                stream.write("5,")
+    def full(path, rows):
+        if rows[-1]["step"] == 5:
             raise OSError("No space left on device")
-        append(path, row)
+        write(path, rows)
 
-    monkeypatch.setattr(run_module, "append_metrics", torn)
+    monkeypatch.setattr(run_module, "write_metrics", full)
     full_at(8, monkeypatch)
     outcome = run(GRID, tmp_path / "run")
     assert outcome.unwritten == []
