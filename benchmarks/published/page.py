@@ -17,6 +17,7 @@ from matplotlib.ticker import StrMethodFormatter
 from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS, TUNED
 from benchmarks.published.rows import ROWS, Figure, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
+from benchmarks.published.sceptic import ARMS, SCEPTIC, TASKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 RESULTS, PROTOCOLS = DOCS / "published.md", DOCS / "published_protocols.md"
@@ -37,7 +38,7 @@ def write_page(folder: Path) -> None:
         lines += _lines(row, known.get(row, []))
     lines += ["", f"![modes found against reward calls](../benchmarks/results/{PICTURE})"]
     lines += ["", *_measured(folder / PEERS, known)]
-    lines += ["", *_by_default(folder)]
+    lines += ["", *_by_default(folder), "", *_beside_fifty_lines(folder)]
     _insert(RESULTS, lines)
     _insert(PROTOCOLS, _protocols())
     _draw(folder / PICTURE, {row: results for row, results in known.items() if row.n_modes})
@@ -122,6 +123,30 @@ def _by_default(folder: Path) -> list[str]:
     return [*lines, "", f"![curves of the default options](../benchmarks/results/{CURVES})"]
 
 
+def _beside_fifty_lines(folder: Path) -> list[str]:
+    """Return a table of runs whose buffer is fifty lines, beside those with the library's."""
+    titles = ["the defaults", *(f"fifty lines: {title}" for title, _, _ in ARMS.values())]
+    lines = [
+        "### Fifty lines of code",
+        "",
+        "The same loop and options, with `benchmarks/fifty_lines.py` as the buffer "
+        "(`python -m benchmarks.published fifty_lines_ARM_TASK`).",
+        "",
+        f"| task | figure | {' | '.join(titles)} |",
+        "| --- " * (2 + len(titles)) + "|",
+    ]
+    for task in TASKS:
+        rows = [DEFAULTS[task], *(SCEPTIC[task, arm] for arm in ARMS)]
+        found = [load(folder, row) for row in rows]
+        n = min(map(len, found))  # the same seeds of all
+        for figure in DEFAULTS[task].figures[:2] if n else ():
+            cells = [_cell(figure, results[:n]) for results in found]
+            lines.append(
+                f"| {DEFAULTS[task].title}, {n} seeds | {figure.title} | {' | '.join(cells)} |"
+            )
+    return lines
+
+
 def _cell(figure: Figure, results: list[Result]) -> str:
     """Return a figure of some runs; nothing where it was not measured."""
     measured = results and all(figure.key in result.figures for result in results)
@@ -143,7 +168,8 @@ def _protocols() -> list[str]:
 
 def _draw_defaults(folder: Path) -> None:
     """Draw the first run of each task with default options: share of modes, total variation."""
-    known = {row: found[0] for row in DEFAULTS.values() if (found := load(folder, row))}
+    first = {row: found[0] for row in DEFAULTS.values() if (found := load(folder, row))}
+    known = {row: run for row, run in first.items() if run.curve or run.fit}
     panels = _panels(len(known), columns=4, size=(3.4, 2.5))
     for axes, (row, run) in zip(panels, known.items(), strict=True):
         axes.set_title(row.title.partition(" (")[0], loc="left", fontsize=9)
