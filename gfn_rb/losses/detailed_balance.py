@@ -65,7 +65,8 @@ class StateFlowLoss(BalanceLoss[C]):
     def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
         steps = fresh.to_transitions()
         networks = self.forward_policy, self.backward_policy, self.env, self.state_flow
-        return DetailedBalance(*networks).residual(steps[steps.is_terminating])
+        loss = DetailedBalance(*networks, min_log_reward=self.min_log_reward)
+        return loss.residual(steps[steps.is_terminating])
 
 
 class DetailedBalance(StateFlowLoss[Transitions]):

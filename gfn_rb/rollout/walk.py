@@ -342,11 +342,11 @@ def check_rewards(log_reward: Tensor, states: Tensor) -> None:
             f"{list(log_reward.shape)}"
         )
     if not log_reward.is_cpu:  # the device raises, so as not to wait for it
-        message = "env.log_reward must return numbers, got nan"
-        assert_on_device(~log_reward.isnan().any(), message)
-    elif log_reward.isnan().any():
-        row = int(log_reward.isnan().nonzero()[0])
+        message = "env.log_reward must return numbers or -inf, got nan or inf"
+        assert_on_device((log_reward < torch.inf).all(), message)
+    elif not (log_reward < torch.inf).all():
+        row = int((~(log_reward < torch.inf)).nonzero()[0])
         raise NaNError(
-            f"env.log_reward must return numbers, got nan for state {states[row].tolist()} "
-            f"in row {row}"
+            f"env.log_reward must return numbers or -inf, got {float(log_reward[row])} for state "
+            f"{states[row].tolist()} in row {row}"
         )

@@ -53,6 +53,7 @@ def make_loss(config: TrainConfig, env: GFNEnv, seed: int) -> Loss:
     options = {n: getattr(config, n) for n in LOSSES[config.loss].options if hasattr(config, n)}
     is_squared = config.regression == "squared" or not LOSSES[config.loss].is_signed
     options["penalty"] = torch.square if is_squared else partial(linex, alpha=config.linex_alpha)
+    options["min_log_reward"] = config.min_log_reward
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         own = _own_networks(config, env)

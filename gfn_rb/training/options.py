@@ -308,6 +308,9 @@ class GeneralOptions:
     linex_alpha: rules.PositiveFloat = 0.5
     """Asymmetry of Linex. Near 0 it approaches half the square; 1 finds rare objects sooner still,
     and fits the target later."""
+    min_log_reward: rules.FiniteFloat | None = None
+    """Lower bound of log-rewards in losses, in nats. Default: none, and a trajectory to an object
+    of reward 0 ends the run with an error."""
     subtb_lambda: rules.PositiveFloat = 0.9
     """Weight of each further step in sub-trajectory balance: a part of k steps has this number to
     the power of k."""

@@ -290,6 +290,8 @@ def test_rewards():
     check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), ORIGIN)
     with pytest.raises(NaNError, match=r"got nan for state \[0, 0\] in row 1"):
         check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), ORIGIN)
+    with pytest.raises(NaNError, match=r"got inf for state \[0, 0\] in row 2"):
+        check_rewards(torch.tensor([0.0, 1.0, torch.inf]), ORIGIN)
 
 
 @pytest.mark.parametrize(

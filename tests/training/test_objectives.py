@@ -1,7 +1,9 @@
+import math
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ from torch import nn
 from training.training_runs import GRID, WARM_GRID, grid
 
 import gfn_rb
+from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES, DetailedBalance, TrajectoryBalance, linex
 from gfn_rb.policies import UniformBackwardPolicy
-from gfn_rb.training import HyperGridConfig, TrainConfig, Trainer
+from gfn_rb.training import HyperGridConfig, RankDraw, TrainConfig, Trainer
 from gfn_rb.training.cli import main
 from gfn_rb.training.objectives import (
     FallingRates,
@@ -240,3 +243,16 @@ def test_ranks_that_share_gradients_keep_their_rates():
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(1))])
     kinds = [type(make_schedule(config, optimizer, shared)) for shared in (False, True)]
     assert kinds == [FallingRates, torch.optim.lr_scheduler.LinearLR]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_first_batch_without_reward_needs_a_floor(name, monkeypatch):
+    def nothing(env, state, condition=None):
+        return torch.full((len(state),), -torch.inf)
+
+    monkeypatch.setattr(HyperGrid, "log_reward", nothing)
+    config = replace(GRID, loss=name, replay="auto", draw=RankDraw())
+    with pytest.raises(ArgumentError, match="got -inf in .* min_log_reward puts a floor under it"):
+        Trainer(config).step()
+    trainer = Trainer(replace(config, min_log_reward=-20.0))
+    assert math.isfinite(trainer.step())

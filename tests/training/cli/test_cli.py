@@ -111,7 +111,7 @@ TOGETHER = (  # so that each option has an effect
     "--linex-alpha 0.5",
     "--draw=quantile --draw.top-fraction 0.3 --draw.top-share 0.6 --keep recent --keep.no-unique "
     "--lr-log-z 0.2 --epsilon 0.1 --epsilon-end 0.2 --lr 0.01 --lr-end 0.1 --clip-grad-norm 1.0 "
-    "--temperature 1.5",
+    "--temperature 1.5 --min-log-reward 0.5",
     "--draw rank --draw.k 0.1 --managers 1 --managers.send awaited --managers.send-every 2 "
     "--managers.baseline min --managers.journal --feed top --feed.quota 32 --patience 60.0 "
     "--max-age 9 --capacity 64 --compact none",
