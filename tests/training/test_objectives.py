@@ -252,7 +252,7 @@ def test_a_first_batch_without_reward_needs_a_floor(name, monkeypatch):
 
     monkeypatch.setattr(HyperGrid, "log_reward", nothing)
     config = replace(GRID, loss=name, replay="auto", draw=RankDraw())
-    with pytest.raises(ArgumentError, match="got -inf in .* min_log_reward puts a floor under it"):
+    with pytest.raises(ArgumentError, match=r"got -inf in .* min_log_reward puts a floor under it"):
         Trainer(config).step()
     trainer = Trainer(replace(config, min_log_reward=-20.0))
     assert math.isfinite(trainer.step())
