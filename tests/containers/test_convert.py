@@ -11,7 +11,7 @@ from containers.container_paths import (
     state_rows,
     transition_rows,
 )
-from factories import SINK, two_rows
+from factories import two_rows
 from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
@@ -19,21 +19,6 @@ from gfn_rb import Trajectories
 from gfn_rb.containers import States, Transitions
 from gfn_rb.containers.convert import merged_rows
 from gfn_rb.errors import KeyMismatchError, ShapeError
-
-INF = float("inf")
-
-
-def test_transitions_by_hand() -> None:
-    steps = two_rows().to_transitions()
-    assert steps.state.tolist() == [0, 3, 5, SINK, 2]
-    assert steps.action.tolist() == [3, 2, 9, 9, 2]
-    assert steps.next_state.tolist() == [3, 5, SINK, 2, 0]
-    assert steps.next_done.squeeze(1).tolist() == [False, False, True, True, False]
-    assert steps.log_reward.tolist() == [-INF, -INF, 1.5, -2.0, -INF]
-    assert steps.is_backward is not None
-    assert steps.is_backward.tolist() == [False, False, False, True, True]
-    assert steps.log_prob is not None
-    torch.testing.assert_close(steps.log_prob, torch.tensor([-0.1, -0.2, -0.3, 0.0, -0.7]))
 
 
 @given(kind_and_paths(), st.integers(0, 2))

@@ -30,18 +30,10 @@ from gfn_rb.errors import ArgumentError, NaNError, ShapeError
     [
         lambda: HyperGrid(1, 2),
         lambda: HyperGrid(3, 5),  # without an inner band
-        lambda: ConditionalHyperGrid(2, 5),
         lambda: DeceptiveGrid(1, 12),
-        lambda: DeceptiveGrid(3, 6),
-        TFBind8,
-        QM9Strings,
         lambda: BayesianDAG(13, n_samples=20),  # too many nodes for a list and a table
-        lambda: CountOnes(1, 3),
-        lambda: BitSequence(8, 2, "prepend_append", n_modes=2, seed=1),
-        lambda: BitSequence(8, 1, n_modes=5, delta=2),
         lambda: BitSequence(24, 8, "non_autoregressive", n_modes=4, delta=6),
         lambda: RNABinding(["GGGCAAUGCC"], 4, "prepend_append"),
-        lambda: Line((0.0, 3.0, -1.0), (0.2, 1.0, 0.6), start=1.0, n_steps=3),
         lambda: Line(n_steps=1),
         lambda: Box(1.0),
     ],

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from factories import CountOnes
@@ -56,21 +54,6 @@ def policy_of(logits):
     policy = TensorDictModule(logits, ["state"], ["logits"])
     policy.is_backward = False
     return policy
-
-
-def test_by_hand():
-    # All flows along edges are 1: three leave (0, 0), one enters and two leave (0, 1), two enter
-    # and one leaves (1, 1), where the reward is e^0.5.
-    env = HyperGrid(2, 2)
-    loss = FlowMatching(policy_of(lambda s: torch.zeros(len(s), 3)), env)
-    delta, weight = loss.terms(visits())
-    log_2 = math.log(2)
-    torch.testing.assert_close(delta, torch.tensor([[0.0, 0.0], [-log_2, 0.0], [log_2, -0.5]]))
-    assert weight.tolist() == [[0, 0], [1, 0], [1, 1]]
-    cost = torch.tensor([0, log_2**2, log_2**2 + 0.25])
-    torch.testing.assert_close(loss.row_loss(visits()), cost)
-    torch.testing.assert_close(loss(visits()), cost.mean())
-    assert loss.estimate_log_z().item() == pytest.approx(math.log(3))
 
 
 def test_flows_of_very_different_size_are_summed_in_the_log_domain():

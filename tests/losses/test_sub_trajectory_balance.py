@@ -11,8 +11,6 @@ from tensordict.nn import TensorDictModule
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
-from gfn_rb.losses import SubTrajectoryBalance
-from gfn_rb.policies import UniformBackwardPolicy
 
 ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
 
@@ -57,29 +55,6 @@ def test_equal_to_every_part_of_every_row_one_by_one(name, factor):
         for walk, log_reward in zip(walks(rows), rows.log_reward.tolist(), strict=True)
     ]
     assert (residual > 0).tolist() == [each > 0 for each in whole]
-
-
-def test_by_hand():
-    # 0 -> 1 -> sink on a line of two: P_F = 1/2, then 1; P_B = 1. With F = 1 everywhere and log R
-    # = 2, delta_01 = -log 2, delta_12 = -2, delta_02 = -log 2 - 2; the last weighs lambda.
-    env = HyperGrid(1, 2)
-    forward = TensorDictModule(lambda s: torch.zeros(len(s), 2), ["state"], ["logits"])
-    forward.is_backward = False
-    flow = TensorDictModule(lambda s: torch.zeros(len(s)), ["state"], ["log_flow"])
-    loss = SubTrajectoryBalance(forward, UniformBackwardPolicy(env), env, flow, subtb_lambda=0.5)
-    row = Trajectories(
-        state=torch.tensor([[[0], [1], [-1]]]),
-        action=torch.tensor([[0, 1]]),
-        length=torch.tensor([2]),
-        log_reward=torch.tensor([2.0]),
-    )
-    log_2 = math.log(2)
-    expected = (log_2**2 + 4 + 0.5 * (log_2 + 2) ** 2) / 2.5
-    assert loss(row).item() == pytest.approx(expected)
-    delta, weight = loss.terms(row)
-    assert delta.shape == weight.shape == (1, 9)
-    torch.testing.assert_close(weight.sum(1), torch.ones(1))
-    assert weight[0].nonzero()[:, 0].tolist() == [1, 2, 5]  # (0, 1), (0, 2) and (1, 2) of 3 x 3
 
 
 def test_small_lambda_is_detailed_balance_and_large_is_trajectory_balance():

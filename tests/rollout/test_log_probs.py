@@ -81,27 +81,6 @@ def test_the_network_is_asked_once_about_real_steps_alone(is_backward):
     assert not env.is_sink(asked[0]).any()
 
 
-def test_by_hand():
-    # From (0, 0) over (0, 1) to x = (1, 1) on a 2 x 2 grid; P_F has three legal actions, then
-    # two, then the exit alone; P_B has two moves back from (1, 1), then one.
-    env = HyperGrid(2, 2)
-    trajectories = Trajectories(
-        state=torch.tensor([[[0, 0], [0, 1], [1, 1], [-1, -1]]]),
-        action=torch.tensor([[1, 0, 2]]),
-        length=torch.tensor([3]),
-        log_reward=torch.zeros(1),
-    )
-    even = {
-        way: policy_of(lambda s, k=3 - way: torch.zeros(len(s), k), way) for way in (False, True)
-    }
-    log_pf = trajectory_log_probs(even[False], env, trajectories)
-    torch.testing.assert_close(log_pf.exp(), torch.tensor([[1 / 3, 1 / 2, 1.0]]))
-    log_pb = trajectory_log_probs(even[True], env, trajectories)
-    torch.testing.assert_close(log_pb.exp(), torch.tensor([[1.0, 1 / 2, 1.0]]))
-    turned = trajectory_log_probs(even[True], env, trajectories.reverse())
-    torch.testing.assert_close(turned.exp(), torch.tensor([[1.0, 1 / 2, 1.0]]))
-
-
 def test_action_log_probs_are_normalised_over_legal_actions():
     env = HyperGrid(2, 3)
     states = env.terminating_states()

@@ -449,17 +449,6 @@ def test_rows_that_are_removed_are_not_drawn_ahead():
     assert {*rb.sample()["log_reward"].tolist()} == {3.0, 4.0}
 
 
-def test_ten_thousand_items_in_batches_of_any_size():
-    generator, everything = seeded(), []
-    rb = buffer(capacity=700)
-    for size in torch.randint(1, 400, (50,), generator=generator).tolist():
-        some = torch.randn(size, generator=generator).mul(3).round().tolist()
-        rb.extend(rows(some, range(len(everything), len(everything) + size)))
-        everything += some
-    best = sorted(((key, i) for i, key in enumerate(everything)), reverse=True)[:700]
-    assert sorted(zip(rb[:]["log_reward"].tolist(), states(rb), strict=True)) == sorted(best)
-
-
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_what_is_stored_is_as_by_torchrls_writer(storage):
     generator, n_rows = seeded(), 0
