@@ -54,18 +54,6 @@ def test_graphs_are_the_acyclic_ones() -> None:
     assert env.terminating_states().equal(every_dag(4))  # both in order of their bits
 
 
-def test_masks_by_hand() -> None:
-    env = BayesianDAG(3)
-    chain = torch.tensor([[[0, 1, 0], [0, 0, 1], [0, 0, 0]]])  # 0 -> 1 -> 2
-    assert env.forward_mask(chain).int().tolist() == [[0, 0, 1, 0, 0, 0, 0, 0, 0, 1]]
-    assert env.backward_mask(chain).int().tolist() == [[0, 1, 0, 0, 0, 1, 0, 0, 0]]
-    one = torch.tensor([[[0, 0, 0], [0, 0, 0], [1, 0, 0]]])  # 2 -> 0
-    assert env.forward_mask(one).int().tolist() == [[0, 1, 0, 1, 0, 1, 0, 1, 0, 1]]
-    after = env.forward_step(chain, torch.tensor([2]))
-    assert after.tolist() == [[[0, 1, 1], [0, 0, 1], [0, 0, 0]]]
-    assert (env.n_actions, env.max_length, env.encoded_size) == (10, 4, 9)
-
-
 def log_marginal(data: np.ndarray, columns: list[int]) -> float:
     """Return log p of some columns by predicting one sample after the other.
 

@@ -16,7 +16,6 @@ from writers.diverse_rule import Item, rule
 from writers.test_oracle import KEYS, WRITERS as UNGROUPED
 
 from gfn_rb import RaggedStorage
-from gfn_rb.buffers import fifo_buffer
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.memmaps import RowMemmapStorage
 from gfn_rb.storages import RowTensorStorage
@@ -232,19 +231,6 @@ OPERATIONS = [*["extend"] * 6, "relabel", "remove", "rewrite", "load", "pickle"]
 @given(rng=st.randoms(use_true_random=False))
 def test_groups_keep_what_heaps_would(rng):
     Sequence(rng).run()
-
-
-def test_each_group_keeps_its_best_by_hand():
-    rb = fifo_buffer(4, group="prompt", per_group=2)
-    rows = [(i, group, 0, 0.0) for i, group in enumerate([1, 1, 1, 2, 3, 1])]
-    # The newest two of group 1 are 2 and 5; the others have one row each.
-    assert rb.extend(items(rows)).tolist() == [-1, -1, 0, 1, 2, 3]
-    # Row 2 is the oldest of all.
-    assert rb.extend(items([(6, 4, 0, 0.0)])).tolist() == [0]
-    writer = RewardPrioritizedWriter(group="prompt", per_group=2, evict="oldest_group")
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=writer)
-    rb.extend(items([(0, 1, 0, 9.0), (1, 1, 0, 8.0), (2, 2, 0, 0.0), (3, 2, 0, 1.0)]))
-    assert rb.extend(items([(4, 3, 0, -1.0)])).tolist() == [1]  # group 1 loses its worst
 
 
 @pytest.mark.parametrize("option", ["group", "unique"])

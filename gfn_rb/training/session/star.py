@@ -90,7 +90,14 @@ class Star:
             with suppress(PeerLostError):  # as the next message that is expected of it tells
                 self._channel.send(rank, TAG, kind, meta, rows)
         deadline = Deadline(self._timeout if seconds is None else seconds, self._shutdown)
-        deadline.wait(lambda seconds: not self._channel.flush(seconds))
+        # A first rank that fails takes nothing any more, and has said so.
+        may_be_told = kind == _MESSAGE and not self.is_first
+        deadline.wait(
+            lambda seconds: (
+                not self._channel.flush(seconds)
+                or (may_be_told and self._transport.probe() is not None)
+            )
+        )
 
     def _receive(self, rank: int) -> ReceivedFrame:
         deadline, found = Deadline(self._timeout, self._shutdown), list[ReceivedFrame]()
