@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     )
     from gfn_rb.checkpoint.journal import Journal as Journal
     from gfn_rb.checkpoint.recovery import open_buffer as open_buffer, recover as recover
+    from gfn_rb.checkpoint.tables import export_table as export_table, import_table as import_table
     from gfn_rb.codec.primitives import Secret as Secret
 
 __getattr__, __all__ = lazy_exports(__name__)

@@ -317,6 +317,53 @@ class GFNEnv(KeepsArguments, EnvBase):
         """
         return numbers_in_words(state)
 
+    def parse(self, words: Sequence[str]) -> StateBatch:
+        """Return the terminating states that texts describe: the inverse of :meth:`describe`.
+
+        Numbers that ``describe`` rounds, as those of continuous states, stay rounded. The default
+        reads the numbers of the default of ``describe``.
+
+        Args:
+            words: text of each state.
+
+        Raises:
+            ArgumentError: a text describes no terminating state, or the environment has words of
+                its own for its states and no ``parse``.
+        """
+        if type(self).describe is not GFNEnv.describe:
+            raise ArgumentError(f"{type(self).__name__} must have a method parse to read objects")
+        state = self._parsed_numbers(words, self.state_shape.numel())
+        state = state.reshape(-1, *self.state_shape)
+        self._check_parsed(state, words)
+        return state
+
+    def _parsed_numbers(self, words: Sequence[str], width: int) -> Tensor:
+        """Return what ``numbers_in_words`` was given, so many numbers in each row."""
+        kind = float if self.state_dtype.is_floating_point else int
+        rows = []
+        for text in words:
+            try:
+                rows.append([kind(number) for number in text.strip().strip("()").split(",")])
+            except ValueError:
+                rows.append([])
+            if len(rows[-1]) != width:
+                raise ArgumentError(f"words must be {width} numbers, as (3, 0), got {text!r:.80}")
+        device = self.source_state.device
+        return torch.tensor(rows, dtype=self.state_dtype, device=device).reshape(-1, width)
+
+    def _check_parsed(self, state: Tensor, words: Sequence[str]) -> None:
+        """Raise unless states are terminating; the first text that describes none is named."""
+        legal = self.forward_mask(state)[:, self.exit_action]
+        if self.state_range is not None:
+            low, high = self.state_range
+            flat = flat_rows(state)
+            legal = legal & (flat >= low).all(1) & (flat <= high).all(1)
+        if len(state) and not bool(legal.all()):
+            text = words[int((~legal).nonzero()[0])]
+            raise ArgumentError(
+                f"words must describe terminating states of {type(self).__name__}, got {text!r:.80}"
+            )
+
     def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the identity of every mode that some terminating state in the batch reaches.
 

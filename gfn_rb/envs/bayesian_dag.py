@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,25 @@ class BayesianDAG(EnumerableEnv):
         for row, u, v in (state == 1).nonzero().tolist():
             edges[row].append(f"{u}->{v}")
         return [" ".join(each) or "no edges" for each in edges]
+
+    def parse(self, words: Sequence[str]) -> StateBatch:
+        """Return the graphs whose edges texts list, as :meth:`describe` does."""
+        state = self.source(len(words))
+        for row, text in enumerate(words):
+            for edge in () if text.strip() == "no edges" else text.split():
+                u, arrow, v = edge.partition("->")
+                ends = [int(end) for end in (u, v) if arrow and end.isdecimal()]
+                if len(ends) < 2 or max(ends) >= state.shape[1]:
+                    raise ArgumentError(
+                        f"words must list edges between 0 and {state.shape[1] - 1}, as 0->1, got "
+                        f"{text!r:.80}"
+                    )
+                state[row, ends[0], ends[1]] = 1
+        has_cycle = ((state == 1) & self._reaches(state).mT).flatten(1).any(1)
+        if bool(has_cycle.any()):
+            text = words[int(has_cycle.nonzero()[0])]
+            raise ArgumentError(f"words must be graphs without cycles, got {text!r:.80}")
+        return state
 
     def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Add an edge."""

@@ -244,6 +244,11 @@ class QuickLaws(ABC):
         for text in words:
             is_line = isinstance(text, str) and "\n" not in text
             assert is_line, f"describe gives {text!r}, expected one line of text"
+        if type(env).describe is GFNEnv.describe or type(env).parse is not GFNEnv.parse:
+            parsed, atol = env.parse(words), 1e-3 * max(1.0, float(terminating.abs().max()))
+            is_rounded = env.state_dtype.is_floating_point
+            what = "parse(describe(state))"
+            check_same(what, parsed, terminating, terminating, atol=atol if is_rounded else 0.0)
         for what, at, values in (
             ("encode", state, [*map(tuple, env.encode(state).tolist())]),
             ("fingerprint", state, env.fingerprint(state).tolist()),

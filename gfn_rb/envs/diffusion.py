@@ -130,6 +130,10 @@ class DiffusionEnv(ContinuousEnv):
         """Return the positions, with four digits."""
         return numbers_in_words(state[:, :-1])
 
+    def parse(self, words: Sequence[str]) -> StateBatch:
+        """Return the terminating states at positions, as :meth:`describe` writes them."""
+        return self.at_end(self._parsed_numbers(words, len(self._start)))
+
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the position in units of sigma, the time, and sines and cosines of the time."""
         time = state[:, -1:] / self.n_steps

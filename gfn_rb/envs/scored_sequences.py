@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +165,22 @@ class QM9Strings(ScoredSequenceEnv):
     def describe(self, state: StateBatch) -> list[str]:
         """Return a SMILES string of each sequence, its blocks joined by single bonds."""
         return ["-".join(FRAGMENTS[i] for i in row if i >= 0) for row in state.tolist()]
+
+    def parse(self, words: Sequence[str]) -> StateBatch:
+        """Return the sequences of SMILES strings that :meth:`describe` writes."""
+        rows = []
+        for text in words:
+            names: list[str] = []
+            for name in text.split("-"):
+                if name == "F" and names[-1:] == ["C"]:  # the one block with such a bond inside
+                    names[-1] = "C-F"
+                else:
+                    names.append(name)
+            if len(names) != self.length or not {*names} <= {*FRAGMENTS}:
+                raise ArgumentError(
+                    f"words must be {self.length} blocks joined by '-', as C-C-F-N-O-C, got "
+                    f"{text!r:.80}"
+                )
+            rows.append([FRAGMENTS.index(name) for name in names])
+        state = torch.tensor(rows, dtype=torch.int64, device=self.source_state.device)
+        return state.reshape(-1, self.length)

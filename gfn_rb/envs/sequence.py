@@ -128,6 +128,12 @@ class SequenceEnv(GFNEnv):
         """Return the letters of each sequence, see :meth:`to_strings`."""
         return self.to_strings(state)
 
+    def parse(self, words: Sequence[str]) -> StateBatch:
+        """Return the finished sequences that texts spell, see :meth:`from_strings`."""
+        state = self.from_strings(words)
+        self._check_parsed(state, words)
+        return state
+
     def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n length"]:
         """Return the states that ``strings`` spell.
 

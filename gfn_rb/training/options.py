@@ -348,6 +348,12 @@ class GeneralOptions:
     states again when they are drawn."""
     max_age: rules.NonNegativeInt | None = None
     """Maximum age of items in steps. Older items are dropped. Default: no limit."""
+    offline_data: str | None = None
+    """Table of known objects, a .csv or .parquet file with the columns object and log_reward (or
+    reward), such as gfn-rb inspect --export writes. A part of the replayed items is drawn from it:
+    the backward policy samples their trajectories. They cost no reward calls. Default: none."""
+    offline_share: rules.Share = 0.3
+    """Expected share of the replayed items that are drawn from offline-data."""
 
     transport: TransportName = field(default="auto", compare=False)
     """Connection of the ranks. auto takes MPI under mpiexec and under srun with PMI, and Gloo under

@@ -137,7 +137,10 @@ class TrainConfig(options.GeneralOptions):
         if not flows and (self.backward == "uniform" or self.loss == "fm"):
             yield "share_trunk", "backward is learned, or loss is db or subtb"
         if not self.replay_ratio:
-            yield from ((name, "replay_ratio is above 0") for name in ("draw", "max_age"))
+            for name in ("draw", "max_age", "offline_data"):
+                yield name, "replay_ratio is above 0"
+        if self.offline_data is None:
+            yield "offline_share", "offline_data is given"
         if self.epsilon_end is self.draw_temperature_end is None:
             yield "anneal.by", "epsilon_end or draw.temperature_end is given"
             if self.lr_end is None:
@@ -171,6 +174,12 @@ class TrainConfig(options.GeneralOptions):
             yield "draw", self.draw.kind != "teacher", f"another than teacher {why}"
             yield "teacher", not share, f"0 {why}"
         yield "teacher", gives is Trajectories or not share, f"0 with replay {stored}"
+        if self.offline_data is not None:
+            why = "with offline_data, whose objects have no steps, managers or priorities"
+            yield "replay", gives is Trajectories, f"one of trajectories, terminal {why}"
+            yield "managers", not self.managers.n, f"0 {why}"
+            fits = not isinstance(self.draw, options.PriorityDraw)
+            yield "draw", fits, f"another than priority and teacher {why}"
         if self.feed.kind != "none":
             why = f"with feed {self.feed.kind}"
             yield "managers", self.managers.n >= 1, f"at least 1 {why}"

@@ -14,17 +14,18 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from gfn_rb import keys
 from gfn_rb.arguments import require_kind
-from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.buffers import MergedReplayBuffer, terminating_state_buffer
 from gfn_rb.buffers.statistics import ReplayStatistics, total
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
+from gfn_rb.checkpoint import import_table, load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
-from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.losses import Loss
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.rollout import Sampler
@@ -114,6 +115,10 @@ class Trainer:
         draws = torch.Generator(config.device).manual_seed(replay)
         self.rb = config.make_buffer(self.env, draws, self._regenerate)
         self.replayed = self.hooks.replayed(self.rb, self.env)
+        if config.offline_data is not None:
+            share = config.offline_share
+            members = self.rb, self._offline_buffer(config.offline_data, draws)
+            self.replayed = MergedReplayBuffer(*members, p=[1 - share, share], generator=draws)
         between = config.make_distance()
         distance = between if callable(between) else norm_distance(between)
         self.discovery = DiscoveryMetrics(
@@ -250,6 +255,20 @@ class Trainer:
         if self.teacher is not None:
             self.teacher.learn(batch, residual)
         return float(cost.detach()), residual
+
+    def _offline_buffer(self, path: str, generator: torch.Generator) -> ReplayBuffer:
+        """Return a buffer of the objects of a table, which is not written to."""
+        rows = import_table(path, self.env)
+        if self.env.condition_shape is not None:
+            raise ArgumentError(f"offline_data must be None with conditions, got {path}")
+        version = torch.zeros(len(rows), dtype=torch.int64, device=rows.get(keys.LOG_REWARD).device)
+        rows.set(keys.POLICY_VERSION, version)
+        rb = terminating_state_buffer(
+            len(rows), regenerate=self._regenerate, sampler=RandomSampler(),
+            device=self.config.device, generator=generator,
+        )  # fmt: skip
+        rb.extend(rows)
+        return rb
 
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""

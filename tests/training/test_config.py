@@ -240,6 +240,9 @@ HALF, SOFTER = TeacherOptions(0.5), SoftmaxDraw(temperature_end=2.0)
         ({"replay": "terminal", **TOP}, "replay", "trajectories with feed top, got 'terminal'"),
         ({"draw": "priority", **TOP}, "draw", "another than priority and teacher with feed top"),
         ({"loss": "fm", "replay": "states", "keep": "diverse"}, "keep", "one of top, recent with"),
+        ({"loss": "fm", "replay": "states", "offline_data": "x.csv"}, "replay", "one of traj"),
+        ({"draw": "priority", "offline_data": "x.csv"}, "draw", "another than priority and"),
+        ({"managers": ManagersOptions(1), "offline_data": "x.csv"}, "managers", "0 with offline"),
         ({"replay": "terminal", "compact": "rebuild"}, "compact", "one of none, narrow with"),
     ],
 )  # fmt: skip
@@ -267,6 +270,8 @@ def test_learning_rules_that_have_no_meaning_are_refused(options, name, rule):
         ("metrics.samples", {"metrics": MetricsOptions(("correlation",), samples=3)}),
         ("draw", {"draw": UniformDraw(), "replay_ratio": 0.0}),
         ("max_age", {"max_age": 5, "replay_ratio": 0.0}),
+        ("offline_data", {"offline_data": "known.csv", "replay_ratio": 0.0}),
+        ("offline_share", {"offline_share": 0.5}),
     ],
 )
 def test_an_option_without_effect_is_named(name, given):

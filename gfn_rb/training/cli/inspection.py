@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -24,8 +22,6 @@ from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.training.session.reading import printable, read_json, read_metrics
 
 if TYPE_CHECKING:
-    import torchrl.data
-
     import gfn_rb.envs
 
 
@@ -68,6 +64,7 @@ def _checkpoint_lines(
     from gfn_rb.checkpoint import inspect_checkpoint, open_buffer
     from gfn_rb.checkpoint.api import outline
     from gfn_rb.checkpoint.database import is_database
+    from gfn_rb.checkpoint.tables import table_of, write_table
 
     about: dict[str, Any] = {"buffers": True}
     if not is_database(path):
@@ -85,11 +82,11 @@ def _checkpoint_lines(
             yield from map(printable, str(summarize(rb, env)).splitlines())
             yield ""
             if top is not None or export is not None:
-                table = _best(rb, env, top)
+                table = table_of(rb, env, top)
                 if top is not None:
                     yield from _listed(table)
                 if export is not None:
-                    _write(export, table)
+                    write_table(export, table)
     if is_database(path):
         return
     size = f"{about['nbytes'] / 1e6:,.1f} MB, {about['n_tensors']:,} tensors"
@@ -126,24 +123,6 @@ def _changed(options: Mapping[str, Any]) -> dict[str, Any]:
     return {"env": options.get("env"), **changed}
 
 
-def _best(
-    rb: torchrl.data.ReplayBuffer, env: gfn_rb.envs.GFNEnv | None, top: int | None
-) -> dict[str, list[Any]]:
-    """Return a table of the best objects by column, best first."""
-    from gfn_rb.buffers.summary import as_describe, locked, objects_at, read_columns, words_of
-
-    with locked(rb) as members:
-        columns = read_columns(rb, members)
-        number_of_rows = sum(len(each.storage) for each in members)
-        best = columns.best(number_of_rows if top is None else top)
-        words = words_of(as_describe(env), objects_at(members, best)) if len(best) else []
-    table: dict[str, list[Any]] = {"object": words}
-    for name in ("log_reward", "age"):
-        if (column := getattr(columns, name)) is not None:
-            table[name] = column[best].tolist()
-    return table
-
-
 def _listed(table: Mapping[str, list[Any]]) -> Lines:
     heading = [name.replace("_", "-") for name in table]
     rows = zip(*table.values(), strict=True)
@@ -151,21 +130,3 @@ def _listed(table: Mapping[str, list[Any]]) -> Lines:
         [heading, *([printable(words), *map(number, rest)] for words, *rest in rows)]
     )
     yield ""
-
-
-def _write(path: Path, table: Mapping[str, list[Any]]) -> None:
-    from gfn_rb.checkpoint.atomic import published
-
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as error:
-            raise ArgumentError(f"export to .parquet needs pyarrow: {error}") from error
-        with published(path) as stream:
-            parquet.write_table(pyarrow.table(dict(table)), stream)
-        return
-    with published(path) as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
-        csv.writer(text).writerows([list(table), *zip(*table.values(), strict=True)])
-        text.detach()  # or it would close the file before that is published

@@ -120,7 +120,7 @@ TOGETHER = (  # so that each option has an effect
     "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --search 1 --search.back-ratio 0.25 "
     "--hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
     "--logger csv --out run --transport local --metrics elbo correlation --metrics.samples 20 "
-    "--metrics.backward 3",
+    "--metrics.backward 3 --offline-data known.csv --offline-share 0.5",
     "--average-gradients --draw priority --keep top",
 )
 

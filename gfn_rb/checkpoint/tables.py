@@ -1,0 +1,156 @@
+"""Objects of a buffer as a table of texts and log-rewards, and back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import ReplayBuffer
+
+from gfn_rb.arguments import as_count, kind_of, shown
+from gfn_rb.buffers.summary import as_describe, locked, objects_at, read_columns, words_of
+from gfn_rb.checkpoint.atomic import published
+from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import LOG_REWARD, STATE
+
+OBJECT, SUFFIXES = "object", (".csv", ".parquet")
+
+
+def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[str, list[Any]]:
+    """Return the best objects of a buffer or a merged one by column, best first.
+
+    Args:
+        rb: the buffer.
+        env: environment with a method ``describe``, or callable from objects [n, *S] to a text for
+            each. Default: print the numbers.
+        k: number of objects, at least 1. Default: all.
+
+    Returns:
+        ``object`` (texts), ``log_reward`` in nats, and ``age`` in policy versions where rows have
+        one; each object once, with its highest log-reward.
+    """
+    with locked(rb) as members:
+        columns = read_columns(rb, members)
+        n_rows = sum(len(each.storage) for each in members)
+        best = columns.best(n_rows if k is None else as_count("k", k))
+        words = words_of(as_describe(env), objects_at(members, best)) if len(best) else []
+    table: dict[str, list[Any]] = {OBJECT: words}
+    for name in (LOG_REWARD, "age"):
+        if (column := getattr(columns, name)) is not None:
+            table[name] = column[best].tolist()
+    return table
+
+
+def export_table(
+    rb: ReplayBuffer, path: str | PathLike[str], env: Any = None, k: int | None = None
+) -> int:
+    """Write the best objects of a buffer to a .csv or .parquet file; return their number.
+
+    Args:
+        rb: the buffer.
+        path: file to create or replace.
+        env: as :func:`table_of` takes it.
+        k: number of objects, at least 1. Default: all.
+
+    Raises:
+        ArgumentError: the name ends otherwise, or ``env`` does not describe the objects.
+    """
+    table = table_of(rb, env, k)
+    write_table(path, table)
+    return len(table[OBJECT])
+
+
+def write_table(path: str | PathLike[str], table: Mapping[str, list[Any]]) -> None:
+    """Write a table as :func:`export_table` does."""
+    path = _checked(path)
+    if path.suffix == ".parquet":
+        pyarrow, parquet = _pyarrow("export to")
+        with published(path) as stream:
+            parquet.write_table(pyarrow.table(dict(table)), stream)
+        return
+    with published(path) as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
+        csv.writer(text).writerows([list(table), *zip(*table.values(), strict=True)])
+        text.detach()  # or it would close the file before that is published
+
+
+def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
+    """Return the objects of a table as rows that buffers of terminating states take.
+
+    Args:
+        path: .csv or .parquet file with the columns ``object``, in the words of ``env.describe``,
+            and ``log_reward`` in nats, or ``reward``, above 0. Other columns are ignored.
+        env: environment with a method ``parse``.
+
+    Returns:
+        ``state`` [n, *S] and ``log_reward`` [n], in the order of the table.
+
+    Raises:
+        ArgumentError: the file is no such table, or a text describes no object.
+
+    Examples:
+        >>> rb = terminating_state_buffer(1000)
+        >>> rb.extend(import_table("measured.csv", TFBind8()))
+    """
+    path = _checked(path)
+    if not callable(getattr(env, "parse", None)):
+        raise ArgumentError(f"env must be an environment with a method parse, got {kind_of(env)}")
+    try:
+        if path.suffix == ".parquet":
+            _, parquet = _pyarrow("import of")
+            table = parquet.read_table(path).to_pydict()
+        else:
+            with path.open(newline="", encoding="utf-8") as stream:
+                rows = list(csv.DictReader(stream, strict=True))
+            table = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    except ArgumentError:
+        raise
+    except Exception as error:  # of files that are no tables
+        raise ArgumentError(f"{path} cannot be read: {shown(str(error))}") from error
+    known = [name for name in (LOG_REWARD, "reward") if name in table]
+    if OBJECT not in table or not known:
+        raise ArgumentError(
+            f"{path} must have the columns object and log_reward or reward, and a row, got "
+            f"{shown([*table])}"
+        )
+    values = [_log_reward(path, known[0], i, value) for i, value in enumerate(table[known[0]], 1)]
+    try:
+        state = env.parse(list(map(str, table[OBJECT])))
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: {error}") from error
+    log_reward = torch.tensor(values, dtype=torch.float32, device=state.device)
+    return TensorDict({STATE: state, LOG_REWARD: log_reward}, [len(values)])
+
+
+def _log_reward(path: Path, name: str, row: int, value: Any) -> float:
+    try:
+        number = float(value)
+        log_reward = number if name == LOG_REWARD else math.log(number)
+    except (TypeError, ValueError):
+        log_reward = math.nan
+    if not log_reward < math.inf:
+        rule = "a number below inf" if name == LOG_REWARD else "a number above 0"
+        raise ArgumentError(f"{path}: {name} of row {row} must be {rule}, got {shown(value)}")
+    return log_reward
+
+
+def _checked(path: str | PathLike[str]) -> Path:
+    if (path := Path(path)).suffix not in SUFFIXES:
+        raise ArgumentError(f"path must end in .csv or .parquet, got {path}")
+    return path
+
+
+def _pyarrow(what: str) -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ArgumentError(f"{what} .parquet needs pyarrow: {error}") from error
+    return pyarrow, parquet

@@ -1,0 +1,140 @@
+"""Objects go to tables and come back: the same states and rewards, and bad tables are named."""
+
+import csv
+
+import pytest
+import torch
+from factories import Ladder, seeded
+
+from gfn_rb import MergedReplayBuffer, fifo_buffer, terminating_state_buffer
+from gfn_rb.checkpoint import export_table, import_table
+from gfn_rb.envs import BayesianDAG, HyperGrid, Line, QM9Strings, TFBind8
+from gfn_rb.errors import ArgumentError
+from gfn_rb.policies import ForwardPolicy
+from gfn_rb.rollout import Sampler
+
+
+def filled(env, n=40, seed=0):
+    rb = terminating_state_buffer(n)
+    sampler = Sampler(ForwardPolicy(env, hidden=(8,)))
+    trajectories = sampler.sample_trajectories(env, n=n, generator=seeded(seed))
+    rb.extend(trajectories)
+    return rb
+
+
+def by_state(rows):
+    state = rows["state"].flatten(1).tolist()
+    return dict(zip(map(tuple, state), rows["log_reward"].tolist(), strict=True))
+
+
+ENVS = {
+    "grid": lambda: HyperGrid(2, 8),
+    "dna": lambda: TFBind8(),
+    "qm9": lambda: QM9Strings(),
+    "dag": lambda: BayesianDAG(4),
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("name", ENVS)
+def test_objects_come_back_as_they_were(name, suffix, tmp_path):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    env, path = ENVS[name](), tmp_path / f"table.{suffix}"
+    rb = filled(env)
+    assert export_table(rb, path, env) == len(rb)
+    rows = import_table(path, env)
+    assert rows["state"].dtype == env.state_dtype
+    assert by_state(rows) == by_state(rb[:])
+    assert rows["log_reward"].tolist() == sorted(rows["log_reward"].tolist(), reverse=True)
+    again = terminating_state_buffer(len(rb))
+    again.extend(rows)
+    assert by_state(again[:]) == by_state(rb[:])
+    assert export_table(rb, path, env, k=3) == 3
+    assert len(import_table(path, env)) == 3
+
+
+def test_objects_of_merged_buffers_are_listed_once(tmp_path):
+    env, path = HyperGrid(2, 4), tmp_path / "table.csv"
+    one, two = filled(env, 30, 0), filled(env, 30, 1)
+    n = export_table(MergedReplayBuffer(one, two), path, env)
+    assert by_state(import_table(path, env)) == {**by_state(one[:]), **by_state(two[:])}
+    assert n == len({*by_state(one[:]), *by_state(two[:])})
+
+
+def test_positions_are_rounded(tmp_path):
+    env, path = Line(), tmp_path / "table.csv"
+    state, rb = env.at_end(torch.randn(10, 1, generator=seeded())), terminating_state_buffer(10)
+    rb.extend({"state": state, "log_reward": env.log_reward(state)})
+    export_table(rb, path, env)
+    found = import_table(path, env)["state"].sort(0).values
+    torch.testing.assert_close(found, rb[:]["state"].sort(0).values, rtol=1e-3, atol=1e-3)
+
+
+def table(path, rows, columns=("object", "log_reward")):
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([columns, *rows])
+    return path
+
+
+def test_rewards_are_taken_in_nats(tmp_path):
+    path = table(tmp_path / "t.csv", [("AAAAAAAA", 2.0), ("ACGTACGT", 1.0)], ("object", "reward"))
+    rows = import_table(path, TFBind8())
+    assert rows["log_reward"].tolist() == [pytest.approx(0.6931472), 0.0]
+    path = table(tmp_path / "t.csv", [("AAAAAAAA", "-inf", 7)], ("object", "log_reward", "age"))
+    assert import_table(path, TFBind8())["log_reward"].tolist() == [-torch.inf]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        ([("AAAAAAAA", "x")], ("object", "log_reward"), "log_reward of row 1 must be a number"),
+        ([("AAAAAAAA", 0)], ("object", "reward"), "reward of row 1 must be a number above 0, got"),
+        ([("AAAAAAAA", "nan")], ("object", "log_reward"), "row 1 must be a number below inf, got"),
+        ([("AAAAAAAA", 1.0)], ("object", "score"), "must have the columns object and log_reward"),
+        ([], ("object", "log_reward"), "must have the columns object and log_reward or reward"),
+        ([("AAAA", 1.0)], ("object", "log_reward"), "words must describe terminating states of TF"),
+        ([("AAAAAAAU", 1.0)], ("object", "log_reward"), "must hold only the letters ACGT, got"),
+    ],
+)
+def test_bad_tables_are_named(rows, columns, message, tmp_path):
+    path = table(tmp_path / "t.csv", rows, columns)
+    with pytest.raises(ArgumentError, match=message) as error:
+        import_table(path, TFBind8())
+    assert str(path) in str(error.value)
+
+
+def test_bad_files_and_environments(tmp_path):
+    env = TFBind8()
+    with pytest.raises(ArgumentError, match=r"path must end in .csv or .parquet, got .*t.txt"):
+        import_table(tmp_path / "t.txt", env)
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        import_table(tmp_path / "missing.csv", env)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ArgumentError, match=r"cannot be read|import of .parquet needs pyarrow"):
+        import_table(tmp_path / "t.parquet", env)
+    with pytest.raises(ArgumentError, match="env must be an environment with a method parse"):
+        import_table(tmp_path / "t.csv", str)
+    with pytest.raises(ArgumentError, match=r"words must be 2 numbers, as \(3, 0\), got '3'"):
+        HyperGrid(2, 4).parse(["3"])
+    with pytest.raises(
+        ArgumentError, match=r"words must describe terminating states .* '\(9, 0\)'"
+    ):
+        HyperGrid(2, 4).parse(["(1, 0)", "(9, 0)"])
+    with pytest.raises(ArgumentError, match="words must list edges between 0 and 3"):
+        BayesianDAG(4).parse(["0->7"])
+    with pytest.raises(ArgumentError, match="words must be graphs without cycles"):
+        BayesianDAG(4).parse(["0->1 1->2 2->0"])
+    with pytest.raises(ArgumentError, match="words must be 5 blocks joined by '-'"):
+        QM9Strings().parse(["C-F-N"])
+    assert QM9Strings().parse(["C-C-F-C-F-N-O"]).tolist() == [[0, 3, 3, 2, 1]]
+    with pytest.raises(ArgumentError, match="must have a method parse to read objects"):
+        Worded(5).parse(["one"])
+    assert len(env.parse([])) == 0
+    rb = fifo_buffer(4)
+    assert export_table(rb, tmp_path / "empty.csv", env) == 0
+
+
+class Worded(Ladder):
+    def describe(self, state):
+        return [f"step {each}" for each in state[:, 0].tolist()]

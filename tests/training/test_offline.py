@@ -1,0 +1,77 @@
+"""Replay of known objects: drawn in their share, walked backward, and saved with the run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import binomtest
+from training.training_runs import GRID, WARM_GRID, equal, grid, take, timeless
+
+from gfn_rb import terminating_state_buffer
+from gfn_rb.checkpoint import export_table
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training import Trainer
+from gfn_rb.training.cli import main
+
+
+@pytest.fixture
+def known(tmp_path):
+    """Ten objects of the grid with rewards that it does not have."""
+    env, path = GRID.make_env(), tmp_path / "known.csv"
+    state = env.terminating_states()[:10]
+    rb = terminating_state_buffer(10)
+    rb.extend({"state": state, "log_reward": torch.linspace(-3.5, -1.5, 10)})
+    export_table(rb, path, env)
+    return str(path)
+
+
+@pytest.mark.parametrize("replay", ["terminal", "trajectories"])
+def test_known_objects_are_drawn_in_their_share_with_their_rewards(known, replay):
+    config = grid(replay=replay, offline_data=known, offline_share=0.4, replay_ratio=2.0)
+    trainer = Trainer(config)
+    trainer.step()
+    batch = trainer.replayed.sample(2000)
+    is_known = batch["buffer_id"] == 1
+    assert binomtest(int(is_known.sum()), 2000, 0.4).pvalue > 1e-3
+    rewards = batch["log_reward"][is_known].unique()
+    torch.testing.assert_close(rewards, torch.linspace(-3.5, -1.5, 10))
+    ends = batch["state"][torch.arange(2000), batch["length"] - 1][is_known]
+    assert {*map(tuple, ends.tolist())} == {
+        *map(tuple, GRID.make_env().terminating_states()[:10].tolist())
+    }
+    trainer.env.check_state(batch["state"].flatten(0, 1))
+    assert (batch["state"][:, 0] == trainer.env.source_state).all()  # walked back to the source
+    before = trainer.measure()
+    assert before["reward_calls"] == config.batch_size  # known objects cost none
+    assert trainer.replayed[1][:]["log_reward"].sort().values.tolist() == rewards.tolist()
+
+
+def test_a_run_with_known_objects_goes_on_exactly(known, tmp_path):
+    config = grid(replay="terminal", offline_data=known)
+    whole, first, second = (Trainer(config) for _ in range(3))
+    take(whole, 6)
+    take(first, 3)
+    first.save(tmp_path / "saved")
+    second.load(tmp_path / "saved")
+    take(second, 3)
+    equal(whole.loss.state_dict(), second.loss.state_dict())
+    assert timeless(whole.measure()) == timeless(second.measure())
+
+
+def test_the_command_reads_what_it_writes(known, tmp_path, capsys):
+    words = ["--ndim", "2", "--height", "6", "--steps", "4", "--batch-size", "8"]
+    words += ["--hidden", "16", "--offline-share", "0.5"]
+    out = tmp_path / "run"
+    options = ["--offline-data", known, "--out", str(out)]
+    assert main(["train", "hypergrid", *words, *options]) == 0
+    assert main(["inspect", str(out), "--export", str(tmp_path / "all.csv")]) == 0
+    again = ["--offline-data", str(tmp_path / "all.csv"), "--out", str(tmp_path / "again")]
+    assert main(["train", "hypergrid", *words, *again]) == 0
+    capsys.readouterr()
+
+
+def test_tables_that_do_not_fit_are_named(known, tmp_path):
+    with pytest.raises(ArgumentError, match="offline_data must be None with conditions, got "):
+        Trainer(replace(WARM_GRID, offline_data=known))
+    with pytest.raises(ArgumentError, match=r"missing.csv cannot be read"):
+        Trainer(grid(replay="terminal", offline_data=str(tmp_path / "missing.csv")))
