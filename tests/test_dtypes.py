@@ -21,7 +21,7 @@ from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame
 from gfn_rb.errors import ShapeError
 from gfn_rb.writers.rows import COMPLEX, DTYPES
 
-PAGE = Path(__file__).parents[1] / "docs" / "choosing" / "dtypes.md"
+PAGE = Path(__file__).parents[1] / "docs" / "choosing" / "rows.md"
 ALL = {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 NAMES = {str(each).removeprefix("torch."): each for each in ALL}
 DENSE = {name: dtype for name, dtype in sorted(NAMES.items()) if not name.startswith("q")}
