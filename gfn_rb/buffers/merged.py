@@ -28,7 +28,7 @@ from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import merged_rows, require_alike
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
-from gfn_rb.numerics.weighted_rows import Groups
+from gfn_rb.numerics.weighted_rows import Partition
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
 
@@ -222,7 +222,7 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         return batch, info
 
     def _rows(self, drawn: TensorDictBase) -> Any:
-        groups = Groups(drawn[BUFFER_IDS], len(self._rbs))
+        groups = Partition(drawn[BUFFER_IDS], len(self._rbs))
         parts = enumerate(groups.split(drawn[INDEX]))
         batches = {i: self._rows_of(i, index) for i, index in parts if index.shape[0]}
         members, listed = [*batches], [*batches.values()]
@@ -308,7 +308,7 @@ def _transformed(transform: Any, rows: Any) -> Any:
         return transform(rows)
 
 
-def _joined(batches: Sequence[Any], members: Sequence[int], groups: Groups) -> Any:
+def _joined(batches: Sequence[Any], members: Sequence[int], groups: Partition) -> Any:
     """Return one batch of the rows of several, of their type."""
     kinds = {TensorDictBase if isinstance(each, TensorDictBase) else type(each) for each in batches}
     if len(kinds) > 1:

@@ -26,7 +26,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.numerics.weighted_rows import Groups, WeightedUnion, categorical
+from gfn_rb.numerics.weighted_rows import Partition, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import KeySampler, require
 from gfn_rb.shapes import Float64, Int64
@@ -182,7 +182,7 @@ class MergedSampler(SamplerEnsemble):
         if not share.any():
             raise EmptyBufferError(f"cannot draw {n} items: all members of positive p are empty")
         member = categorical(share, n, _host_generator(self._rng))
-        groups = Groups(member, len(storages))
+        groups = Partition(member, len(storages))
         drawn = [
             _rows_of(sampler, storage, count) if count else (member.new_empty(0), {})
             for sampler, storage, count in zip(self._samplers, storages, groups.counts, strict=True)
@@ -343,7 +343,7 @@ def _log_probs(sampler: Sampler, storage: Storage) -> Float64[Tensor, "len"]:
     return torch.full((n,), -math.log(max(n, 1)), dtype=torch.float64)
 
 
-def _shared_info(groups: Groups, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _shared_info(groups: Partition, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return, row by row, what the samplers of all members drawn from give."""
     given = [info for info, count in zip(infos, groups.counts, strict=True) if count]
     counts = [count for count in groups.counts if count]

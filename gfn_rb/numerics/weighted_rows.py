@@ -152,7 +152,7 @@ def categorical(
     return torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
 
 
-class Groups:
+class Partition:
     """A partition of n rows into k groups, on the host; rows of a group keep their order."""
 
     def __init__(self, group: Int64[Tensor, "n"], n_groups: int) -> None:
@@ -205,7 +205,7 @@ class WeightedUnion:
             Part and row of each draw, and its log-probability.
         """
         part = categorical(torch.softmax(self._log_mass, 0), n, generator)
-        groups, none = Groups(part.clamp_(max=len(self.parts) - 1), len(self.parts)), part[:0]
+        groups, none = Partition(part.clamp_(max=len(self.parts) - 1), len(self.parts)), part[:0]
         draws = [
             tree.draw(count, generator) if count else (none, none.float())
             for tree, count in zip(self.parts, groups.counts, strict=True)

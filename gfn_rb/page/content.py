@@ -31,7 +31,7 @@ _WIDTH = 200  # characters of an object
 
 
 @dataclass
-class Content:
+class BufferContent:
     """The rows of a buffer.
 
     Attributes:
@@ -66,7 +66,7 @@ def read_content(
     describe: stored.Describe | None = None,
     features: FeatureSource = None,
     batch_size: int | None = None,
-) -> Content:
+) -> BufferContent:
     """Return what a page shows of a buffer, see :func:`gfn_rb.view`. What fails becomes a note."""
     read = None if features is None else Features(features)
     words = stored.as_describe(env if describe is None else describe)
@@ -77,7 +77,7 @@ def read_content(
         ranked = torch.zeros(n) if columns.log_reward is None else columns.log_reward
         row = whole[shown_rows(ranked[whole], MAX_ROWS)]
         summary = stored.summarized(columns, members, row[:0], [])
-        content = Content(columns, summary, row, batch_size or rb.batch_size or _BATCH_SIZE)
+        content = BufferContent(columns, summary, row, batch_size or rb.batch_size or _BATCH_SIZE)
         if not n:
             return content
         objects = None if number is None else stored.objects_at(members, row)
@@ -112,7 +112,7 @@ def read_content(
 
 
 @contextmanager
-def _noted(content: Content, part: str) -> Iterator[None]:
+def _noted(content: BufferContent, part: str) -> Iterator[None]:
     """Note why a part of a page cannot be shown, so that the other parts still are."""
     try:
         yield

@@ -18,7 +18,7 @@ from gfn_rb.checkpoint.atomic import published
 from gfn_rb.envs import GFNEnv
 from gfn_rb.envs.base import require_env
 from gfn_rb.errors import EmptyBufferError, GfnRbError
-from gfn_rb.page.content import Content, FeatureSource, read_content
+from gfn_rb.page.content import BufferContent, FeatureSource, read_content
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def view(
     return path
 
 
-def _verdict(content: Content) -> dict[str, str]:
+def _verdict(content: BufferContent) -> dict[str, str]:
     """Return what a buffer holds and draws, in words, by what it is."""
     summary, age = content.summary, content.columns.age
     n, found = summary.n_rows, {}

@@ -13,7 +13,7 @@ from bokeh.plotting import figure
 
 from gfn_rb.arguments import shown
 from gfn_rb.errors import ArgumentError
-from gfn_rb.page.content import Content
+from gfn_rb.page.content import BufferContent
 
 # Distinct with any kind of colour vision (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     model: Any = None
 
 
-def plot_objects(content: Content) -> tuple[list[Part], list[models.CustomJS]]:
+def plot_objects(content: BufferContent) -> tuple[list[Part], list[models.CustomJS]]:
     """Return map, ages and table of rows, which share a selection, and scripts to start with."""
     columns, row = content.columns, content.row.numpy()
     points: dict[str, Any] = {"words": content.words}
@@ -114,7 +114,7 @@ def plot_objects(content: Content) -> tuple[list[Part], list[models.CustomJS]]:
     return parts, [start, fill]
 
 
-def plot_draws(content: Content) -> Iterator[Part]:
+def plot_draws(content: BufferContent) -> Iterator[Part]:
     """Yield the rewards of kept and of drawn rows, and how draws concentrate on few rows."""
     columns = content.columns
     if columns.log_prob is None:

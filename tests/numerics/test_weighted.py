@@ -16,7 +16,7 @@ from statistics_of_draws import chi_square_p, has_successive_law
 from gfn_rb.errors import ArgumentError
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.numerics.weighted_rows import (
-    Groups,
+    Partition,
     WeightedRows,
     WeightedUnion,
     categorical,
@@ -346,7 +346,7 @@ def test_categorical_at_the_ends(monkeypatch, uniform, drawn):
 
 
 def test_rows_are_sorted_into_groups_in_their_order():
-    groups = Groups(torch.tensor([2, 0, 2, 0, 3]), 4)
+    groups = Partition(torch.tensor([2, 0, 2, 0, 3]), 4)
     assert groups.counts == [2, 0, 2, 1]
     parts = groups.split(torch.tensor([10, 11, 12, 13, 14]))
     assert [part.tolist() for part in parts] == [[11, 13], [], [10, 12], [14]]
