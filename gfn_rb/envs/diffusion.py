@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +22,15 @@ from gfn_rb.shapes import Bool, Flags, Float, Floats, Modes, StateBatch
 
 _FREQUENCIES = (1.0, 2.0, 4.0, 8.0)  # half waves over the time of a walk
 
+Positions: TypeAlias = Float[Tensor, "n d"]
+
+
+class DiffusionOptions(EnvOptions, total=False):
+    """Keywords that every diffusion takes."""
+
+    n_steps: int
+    sigma: float
+
 
 class DiffusionEnv(ContinuousEnv):
     r"""Walks of n moves in :math:`R^d`, a discretised diffusion that ends in a target density.
@@ -34,23 +44,30 @@ class DiffusionEnv(ContinuousEnv):
     which :class:`~gfn_rb.policies.ReferencePolicy` samples (Zhang and Chen 2022, arXiv:2111.15141;
     Lahlou et al. 2023, arXiv:2301.12594; Sendera et al. 2024, arXiv:2402.05098).
 
-    A subclass defines ``log_density``, and ``sample_target`` if it can. Its ``score`` is log R.
+    A subclass defines ``log_density``, and ``log_z`` and ``sample_target`` if they are known. Its
+    ``score`` is log R.
 
     Args:
         start: position s at the source, [d].
-        n_steps: number n of moves, at least 1.
-        sigma: standard deviation of the end of the reference in each coordinate, above 0.
+        n_steps: number n of moves, at least 1. Default: 100.
+        sigma: standard deviation of the end of the reference in each coordinate, above 0. Default:
+            1.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+
+    Attributes:
+        log_z: log partition function in nats; None if unknown.
     """
 
     n_components = 1
+    log_z: float | None = None
     _start: Tensor
 
     def __init__(
         self,
         start: Float[Tensor, "d"],
-        n_steps: int,
-        sigma: float,
+        *,
+        n_steps: int = 100,
+        sigma: float = 1.0,
         **options: Unpack[EnvOptions],
     ) -> None:
         as_count("n_steps", n_steps)
@@ -67,13 +84,16 @@ class DiffusionEnv(ContinuousEnv):
         )
         self._register(_start=start)
 
+    @property
+    def true_log_z(self) -> float | None:
+        """The log partition function in nats; None if unknown."""
+        return self.log_z
+
     @abstractmethod
-    def log_density(self, x: Float[Tensor, "n d"]) -> Floats:
+    def log_density(self, x: Positions) -> Floats:
         """Return log R of positions, in nats, with gradient."""
 
-    def sample_target(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "n d"]:
+    def sample_target(self, n: int, generator: torch.Generator | None = None) -> Positions:
         """Draw exact samples of the target, to compare a policy with.
 
         Args:
@@ -82,7 +102,7 @@ class DiffusionEnv(ContinuousEnv):
         """
         raise NotImplementedError
 
-    def at_end(self, x: Float[Tensor, "n d"]) -> StateBatch:
+    def at_end(self, x: Positions) -> StateBatch:
         """Return the terminating states of positions."""
         return torch.cat([x, x.new_full((len(x), 1), self.n_steps)], 1)
 
@@ -192,11 +212,12 @@ class Line(DiffusionEnv):
         if not all(map(math.isfinite, (*means, start))):
             raise ArgumentError(f"means and start must be finite, got {list(means)} and {start}")
         self.start, self.n_modes = start, len(means)
+        self.log_z = math.log(len(means))  # each has a mass of one
         moments = [(m - start) ** 2 + s**2 for m, s in zip(means, scales, strict=True)]
         super().__init__(
             torch.tensor([start], dtype=torch.float32),
-            n_steps,
-            math.sqrt(sum(moments) / len(moments)),
+            n_steps=n_steps,
+            sigma=math.sqrt(sum(moments) / len(moments)),
             **options,
         )
         self._register(
@@ -204,12 +225,7 @@ class Line(DiffusionEnv):
             _scales=torch.tensor(scales, dtype=torch.float32),
         )
 
-    @property
-    def true_log_z(self) -> float:
-        """The log of the number of modes: each has a mass of one."""
-        return math.log(len(self._means))
-
-    def log_density(self, x: Float[Tensor, "n 1"]) -> Floats:
+    def log_density(self, x: Positions) -> Floats:
         """Return the log of the summed densities of the modes."""
         return Normal(self._means, self._scales).log_prob(x).logsumexp(1)
 
@@ -230,38 +246,26 @@ class Gaussians25(DiffusionEnv):
     .. math:: R(x) = \tfrac{1}{25} \sum_{\mu \in \{-10, -5, 0, 5, 10\}^2} N(x; \mu, 0.3 I),
 
     so that log Z is 0. A mode counts as reached within two standard deviations of its mean.
-
-    Args:
-        n_steps: number of moves, at least 1.
-        sigma: standard deviation of the end of the reference in each coordinate, above 0. The
-            default is the published one, the square root of 5.
-        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
     """
 
-    n_modes = 25
+    n_modes, log_z = 25, 0.0
     _scale = math.sqrt(0.3)
     _means: Tensor
 
     def __init__(
         self, n_steps: int = 100, sigma: float = 5**0.5, **options: Unpack[EnvOptions]
     ) -> None:
-        super().__init__(torch.zeros(2, dtype=torch.float32), n_steps, sigma, **options)
+        start = torch.zeros(2, dtype=torch.float32)
+        super().__init__(start, n_steps=n_steps, sigma=sigma, **options)
         axis = torch.arange(-10.0, 11.0, 5.0, dtype=torch.float32)
         self._register(_means=torch.cartesian_prod(axis, axis))
 
-    @property
-    def true_log_z(self) -> float:
-        """The log partition function: 0, as R is a density."""
-        return 0.0
-
-    def log_density(self, x: Float[Tensor, "n 2"]) -> Floats:
+    def log_density(self, x: Positions) -> Floats:
         """Return log R of positions, in nats, with gradient."""
         log_p = Normal(self._means, self._scale).log_prob(x[:, None]).sum(2)
         return log_p.logsumexp(1) - math.log(self.n_modes)
 
-    def sample_target(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "n 2"]:
+    def sample_target(self, n: int, generator: torch.Generator | None = None) -> Positions:
         """Draw exact samples of the target. See the base class."""
         center = torch.ones(self.n_modes, device=self._means.device)
         drawn = torch.multinomial(center, n, replacement=True, generator=generator)
@@ -282,37 +286,24 @@ class Funnel(DiffusionEnv):
 
     Args:
         ndim: number d of coordinates, at least 2.
-        n_steps: number of moves, at least 1.
-        sigma: standard deviation of the end of the reference in each coordinate, above 0. The
-            default is the published one.
-        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+        **options: number ``n_steps`` of moves, by default 100, and ``sigma``, by default 1, both
+            as published; ``batch_size`` of the TorchRL interface, by default any; ``device``.
     """
 
-    def __init__(
-        self,
-        ndim: int = 10,
-        n_steps: int = 100,
-        sigma: float = 1.0,
-        **options: Unpack[EnvOptions],
-    ) -> None:
+    log_z = 0.0
+
+    def __init__(self, ndim: int = 10, **options: Unpack[DiffusionOptions]) -> None:
         as_count("ndim", ndim, 2)
-        super().__init__(torch.zeros(ndim, dtype=torch.float32), n_steps, sigma, **options)
+        super().__init__(torch.zeros(ndim, dtype=torch.float32), **options)
 
-    @property
-    def true_log_z(self) -> float:
-        """The log partition function: 0, as R is a density."""
-        return 0.0
-
-    def log_density(self, x: Float[Tensor, "n d"]) -> Floats:
+    def log_density(self, x: Positions) -> Floats:
         """Return log R of positions, in nats, with gradient."""
         first, rest = x[:, :1], x[:, 1:]
         constant = math.log(3) + x.shape[1] * math.log(2 * math.pi) / 2
         log_p = -(first + rest.square() * (-first).exp()).sum(1) / 2
         return log_p - x[:, 0].square() / 18 - constant
 
-    def sample_target(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "n d"]:
+    def sample_target(self, n: int, generator: torch.Generator | None = None) -> Positions:
         """Draw exact samples of the target. See the base class."""
         x = torch.randn(
             n, self._n_dims, generator=generator, dtype=self._start.dtype, device=self._start.device
@@ -332,51 +323,35 @@ class Manywell(DiffusionEnv):
 
     Args:
         ndim: number d of coordinates, even, from 2 to 64.
-        n_steps: number of moves, at least 1.
-        sigma: standard deviation of the end of the reference in each coordinate, above 0. The
-            default is the published one.
-        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+        **options: number ``n_steps`` of moves, by default 100, and ``sigma``, by default 1, both
+            as published; ``batch_size`` of the TorchRL interface, by default any; ``device``.
     """
 
-    def __init__(
-        self,
-        ndim: int = 32,
-        n_steps: int = 100,
-        sigma: float = 1.0,
-        **options: Unpack[EnvOptions],
-    ) -> None:
+    _u: Tensor
+    _mass: Tensor
+
+    def __init__(self, ndim: int = 32, **options: Unpack[DiffusionOptions]) -> None:
         if as_count("ndim", ndim, 2) % 2 or ndim > 64:
             raise ArgumentError(f"ndim must be even and from 2 to 64, got {ndim}")
-        super().__init__(torch.zeros(ndim, dtype=torch.float32), n_steps, sigma, **options)
+        super().__init__(torch.zeros(ndim, dtype=torch.float32), **options)
         self.n_modes = 2 ** (ndim // 2)
+        u = torch.linspace(-4, 4, 8001, dtype=torch.float64)  # beyond, there is next to nothing
+        log_mass = _log_well(u) + (u[1] - u[0]).log()
+        self.log_z = ndim // 2 * (float(log_mass.logsumexp(0)) + math.log(2 * math.pi) / 2)
+        self._register(_u=u, _mass=log_mass.softmax(0))
 
-    @property
-    def true_log_z(self) -> float:
-        """The log partition function in nats, by the trapezoidal rule for each u."""
-        u, log_p = self._wells()
-        log_z_u = float(log_p.logsumexp(0)) + math.log(float(u[1] - u[0]))
-        return self._n_dims // 2 * (log_z_u + math.log(2 * math.pi) / 2)
-
-    def _wells(self) -> tuple[Float[Tensor, "m"], Floats]:
-        """Return points of u beyond which the density is nothing, and its log there."""
-        u = torch.linspace(-4, 4, 8001, dtype=torch.float64)
-        return u, _log_well(u)
-
-    def log_density(self, x: Float[Tensor, "n d"]) -> Floats:
+    def log_density(self, x: Positions) -> Floats:
         """Return log R of positions, in nats, with gradient."""
         u, v = x[:, 0::2], x[:, 1::2]
         return (_log_well(u) - v.square() / 2).sum(1)
 
-    def sample_target(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> Float[Tensor, "n d"]:
+    def sample_target(self, n: int, generator: torch.Generator | None = None) -> Positions:
         """Draw samples of the target, with u from 8,001 points of its density."""
         dtype, device = self._start.dtype, self._start.device
         x = torch.randn(n, self._n_dims, generator=generator, dtype=dtype, device=device)
-        u, log_p = (each.to(device) for each in self._wells())
-        p, n_wells = log_p.softmax(0), self._n_dims // 2
-        drawn = torch.multinomial(p, n * n_wells, replacement=True, generator=generator)
-        x[:, 0::2] = u[drawn].view(n, n_wells).to(dtype)
+        n_wells = self._n_dims // 2
+        drawn = torch.multinomial(self._mass, n * n_wells, replacement=True, generator=generator)
+        x[:, 0::2] = self._u[drawn].view(n, n_wells).to(dtype)
         return x
 
     def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:

@@ -105,29 +105,11 @@ class VarGrad(BalanceLoss[Trajectories]):
     difference from the mean, which has no gradient. Rows of a batch share one log Z, so rewards
     must not depend on a condition.
 
-    Args:
-        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
-        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
-            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
-        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv` without conditions; not a
-            submodule of the loss.
-        **options: keywords below.
-
-    Keyword Args:
-        penalty: callable from residuals [n] in nats to costs [n]. Default: ``torch.square``;
-            :func:`~gfn_rb.losses.linex` is another.
-        min_log_reward: lower bound that replaces smaller log-rewards, in nats. Default: None, and a
-            log-reward of -inf raises an error.
-        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
-            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
-            requires_grad=True)``. Default: "computed".
-
     Attributes:
         log_z: mean estimate of log Z over about the last 100 batches, in nats.
 
     Raises:
-        ArgumentError: a policy has the wrong direction or none, an option is out of range, or the
-            environment has conditions.
+        ArgumentError: as by the base class, or the environment has conditions.
     """
 
     name = "vargrad"

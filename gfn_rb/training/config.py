@@ -259,7 +259,7 @@ class DiffusionConfig(ContinuousConfig):
     """Defaults of diffusion samplers (Sendera et al. 2024)."""
 
     steps: rules.PositiveInt = 2500
-    """Training steps. Each step samples one fresh batch, which takes batch-size reward calls."""
+    """Training steps of batch-size reward calls each."""
     batch_size: rules.PositiveInt = 128
     """Fresh trajectories per step."""
     hidden: rules.Widths = (64, 64)
@@ -276,6 +276,10 @@ class DiffusionConfig(ContinuousConfig):
     """Which items the buffer keeps. The densest points would all be centres of modes."""
     draw: options.Draw = _FLATTER
     """How replayed items are drawn."""
+    n_steps: rules.PositiveInt = 100
+    """Moves of a walk."""
+    sigma: rules.PositiveFloat = 1.0
+    """Standard deviation of the end of the reference walk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +289,6 @@ class Gaussians25Config(DiffusionConfig):
     env: ClassVar[str] = "gaussians25"
     env_type: ClassVar[str] = "Gaussians25"
 
-    n_steps: rules.PositiveInt = 100
-    """Moves of a walk."""
     sigma: rules.PositiveFloat = 5**0.5
     """Standard deviation of the end of the reference walk."""
 
@@ -300,14 +302,10 @@ class FunnelConfig(DiffusionConfig):
 
     ndim: int = 10
     """Coordinates."""
-    n_steps: rules.PositiveInt = 100
-    """Moves of a walk."""
-    sigma: rules.PositiveFloat = 1.0
-    """Standard deviation of the end of the reference walk."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManywellConfig(FunnelConfig):
+class ManywellConfig(DiffusionConfig):
     """Sample a product of double wells in 32 dimensions (Sendera et al. 2024)."""
 
     env: ClassVar[str] = "manywell"
