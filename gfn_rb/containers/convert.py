@@ -32,7 +32,7 @@ _STEP_FILL = {keys.ACTION: -1, keys.LOG_PROB: 0, keys.ESTIMATOR_OUTPUT: 0}
 
 def require_lengths(length: Int64[Tensor, "n"], n_steps: int) -> None:
     """Raise unless lengths are 1 to ``n_steps``; those on a device have it raise, unwaited for."""
-    if not length.is_cpu:
+    if not flat.is_readable(length):
         fits = ((length >= 1) & (length <= n_steps)).all()
         assert_on_device(fits, f"length must be 1 to {n_steps} in every row")
     elif len(length):

@@ -17,7 +17,7 @@ from torchrl.envs import EnvBase
 from gfn_rb import keys
 from gfn_rb.arguments import KeepsArguments, as_device, kind_of, require_kind
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.numerics.flat import flat_rows, numbers_in_words
+from gfn_rb.numerics.flat import flat_rows, is_readable, numbers_in_words
 from gfn_rb.shapes import (
     ActionBatch,
     Bool,
@@ -421,7 +421,7 @@ class GFNEnv(KeepsArguments, EnvBase):
         """
         self.check_state(state, name)
         legal = self.forward_mask(state)[:, self.exit_action]
-        if not legal.is_cpu:  # the device raises, so as not to wait for it
+        if not is_readable(legal):  # the device raises, so as not to wait for it
             assert_on_device(legal.all(), f"{name} must be terminating (its exit action legal)")
         elif not legal.all():
             row = int((~legal).nonzero()[0])

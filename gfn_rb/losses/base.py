@@ -18,6 +18,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.numerics.flat import is_readable
 from gfn_rb.rollout.log_probs import both_log_probs, trajectory_log_probs, transition_log_probs
 from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -39,7 +40,7 @@ _HINTS = {
 def require_finite_terms(residual: Float[Tensor, "..."], terms: Mapping[str, Tensor]) -> None:
     """Raise unless residuals are finite, naming the first of their terms that is not."""
     named = {**terms, "residual": residual}
-    if not residual.is_cpu:  # the device raises, so as not to wait for it
+    if not is_readable(residual):  # the device raises, so as not to wait for it
         for name, value in named.items():
             assert_on_device(value.isfinite().all(), f"{name} must be finite; {_HINTS[name]}")
         return

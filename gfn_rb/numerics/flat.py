@@ -31,6 +31,11 @@ def resized(rows: Shaped[Tensor, "n T *S"], width: int) -> Shaped[Tensor, "n {wi
     return pad(rows, (0, 0) * (rows.ndim - 2) + (0, missing))
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """Return whether Python may look at values: on the CPU, and not while a graph is traced."""
+    return tensor.is_cpu and not torch.compiler.is_compiling()
+
+
 def on_host(*tensors: Tensor) -> list[Tensor]:
     """Return tensors on the host, from a device in one transfer."""
     away = [each for each in tensors if not each.is_cpu]

@@ -11,6 +11,7 @@ from gfn_rb import keys
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.containers.convert import flipped
 from gfn_rb.envs.base import GFNEnv
+from gfn_rb.numerics.flat import is_readable
 from gfn_rb.rollout.categorical import masked_log_softmax
 from gfn_rb.rollout.outputs import (
     StateModule,
@@ -57,10 +58,10 @@ def places(
 ) -> tuple[tuple[Int64[Tensor, "m"], ...], Bool[Tensor, "m"] | None]:
     """Return the indices of the True entries of a mask of one or two dimensions, and None.
 
-    On a device, which would have to be waited for to count them, return the indices of all entries
-    and the entries.
+    On a device, which would have to be waited for to count them, and in a graph, whose shapes are
+    fixed, return the indices of all entries and the entries.
     """
-    if mask.is_cpu or may_wait:
+    if is_readable(mask) or may_wait:
         return mask.nonzero(as_tuple=True), None
     at, width = torch.arange(mask.numel(), device=mask.device), mask.shape[-1]
     return (at // width, at % width)[2 - mask.ndim :], mask.flatten()
@@ -130,7 +131,7 @@ def both_log_probs(
         and forward.plain_trunk() is not None
         and backward.plain_trunk() is not None
     )
-    if not is_shared or not trajectories.state.is_cpu:
+    if not is_shared or not is_readable(trajectories.state):
         return (
             trajectory_log_probs(forward, env, trajectories),
             trajectory_log_probs(backward, env, trajectories),
