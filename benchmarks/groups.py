@@ -1,7 +1,7 @@
 """Buffers that limit the rows of each group: ``python -m benchmarks.groups``.
 
     --quick        a smoke run on small buffers, whose figures mean nothing
-    --parts ...    some of: extend sample torchrl archive
+    --parts ...    some of: extend sample torchrl prompts archive
     --json PATH    also write the figures to a file
 
 Rows are those of :mod:`benchmarks.workloads` with a "prompt", an int64 that names their group. The
@@ -22,7 +22,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, run_parts
-from gfn_rb.buffers import GridCells, archive_buffer
+from gfn_rb.buffers import GridCells, MergedReplayBuffer, archive_buffer
 from gfn_rb.samplers import GroupSampler, SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -127,6 +127,40 @@ def torchrl(scale: Scale) -> list[Result]:
     return [compare("extend, one TorchRL buffer per group", n, mine, theirs, scale.effort, 1.0)]
 
 
+def prompts(scale: Scale) -> list[Result]:
+    """Compare one buffer of groups with a buffer for each prompt and a merged one of all.
+
+    128 rows of random prompts are added, and 8 prompts with 8 rows each, or 64 rows, are drawn.
+    """
+    results = []
+    for n in (scale.prompts // 20, scale.prompts):
+        sampler = GroupSampler("prompt", num_groups=8)
+        ours = _filled(
+            RewardPrioritizedWriter(group="prompt", per_group=PER_GROUP), PER_GROUP * n, n, sampler
+        )
+        each = [work.buffer(PER_GROUP, RewardPrioritizedWriter()) for _ in range(n)]
+        merged = MergedReplayBuffer(*each, p="size")
+
+        def write(batch: TensorDict, each: list[Any] = each) -> None:
+            group = batch["prompt"]
+            for number in group.unique().tolist():
+                each[number].extend(batch[group == number])
+
+        for _ in range(PER_GROUP):
+            write(_rows(n * 2, n))
+        theirs = Contender(write, lambda n=n: _rows(work.BATCH, n))
+        adding = _extending(ours, n), theirs
+        drawing = (
+            Contender(lambda _, rb=ours: rb.sample(64)),
+            Contender(lambda _, rb=merged: rb.sample(64)),
+        )
+        results += [
+            compare("extend, one buffer per prompt", n, *adding, scale.effort, 1.0),
+            compare("sample 64 rows, one buffer per prompt", n, *drawing, scale.effort, 1.0),
+        ]
+    return results
+
+
 def archive(scale: Scale) -> list[Result]:
     """Compare an archive of cells with ribs' ``GridArchive``: batches of 128, draws of 64."""
     from ribs.archives import GridArchive
@@ -158,6 +192,7 @@ PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "extend": extend,
     "sample": sample,
     "torchrl": torchrl,
+    "prompts": prompts,
     "archive": archive,
 }
 

@@ -1,17 +1,15 @@
 """Best of n per prompt: a language model learns from the best completions of each prompt.
 
-The model is a small table. A real model samples and is scored at the same places. A buffer for each
-prompt keeps its best completions, and the merged buffer draws from all buffers equally.
+The model is a small table. A real model samples and is scored at the same places. One buffer keeps
+the best completions of each prompt, its group, and draws from all prompts equally.
 
 python examples/best_of_n.py
 """
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor, nn
-from torchrl.data import RandomSampler
 
-from gfn_rb import MergedReplayBuffer, reward_prioritized_buffer
+from gfn_rb import GroupSampler, reward_prioritized_buffer
 
 N_PROMPTS, N_TOKENS, LENGTH, N_SAMPLES, N_KEPT = 6, 8, 5, 16, 4
 
@@ -48,28 +46,25 @@ def main() -> None:
     torch.manual_seed(0)
     model = TinyModel()
     optimizer = torch.optim.Adam(model.parameters(), 0.1)
-    best = [
-        reward_prioritized_buffer(
-            N_KEPT, unique="tokens", sampler=RandomSampler(), batch_size=N_KEPT
-        )
-        for _ in range(N_PROMPTS)
-    ]
-    merged = MergedReplayBuffer(*best, p="size", batch_size=N_PROMPTS * N_KEPT)
+    rb = reward_prioritized_buffer(
+        N_PROMPTS * N_KEPT,
+        group="condition",
+        per_group=N_KEPT,
+        unique=["condition", "tokens"],
+        sampler=GroupSampler("condition", samples_per_group=N_KEPT),
+        batch_size=N_PROMPTS * N_KEPT,
+    )
+    condition = torch.arange(N_PROMPTS).repeat_interleave(N_SAMPLES)
     for round in range(6):
-        scores = []
-        for prompt, rb in enumerate(best):
-            condition = torch.full((N_SAMPLES,), prompt)
-            tokens = model.complete(condition)
-            scores.append(reward(condition, tokens))
-            rows = {"condition": condition, "tokens": tokens, "log_reward": scores[-1]}
-            rb.extend(TensorDict(rows, [N_SAMPLES]))
-        kept = torch.stack([rb[:]["log_reward"].mean() for rb in best])
+        tokens = model.complete(condition)
+        score = reward(condition, tokens)
+        rb.extend({"condition": condition, "tokens": tokens, "log_reward": score})
         print(
-            f"round {round}: mean reward {torch.stack(scores).mean() + 2.5:.2f}, "
-            f"of the best {N_KEPT} so far {kept.mean() + 2.5:.2f}"
+            f"round {round}: mean reward {score.mean() + 2.5:.2f}, "
+            f"of the best {N_KEPT} so far {rb[:]['log_reward'].mean() + 2.5:.2f}"
         )
         for _ in range(10):
-            batch = merged.sample()
+            batch = rb.sample()
             logits = model(batch["condition"], batch["tokens"])
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch["tokens"].flatten())
             optimizer.zero_grad()
