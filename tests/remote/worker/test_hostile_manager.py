@@ -10,8 +10,6 @@ from tensordict import TensorDict
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import RemoteError
 from gfn_rb.remote import (
-    Awaited,
-    Deferred,
     NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
@@ -20,7 +18,6 @@ from gfn_rb.remote import (
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
 
-MODES = [Awaited, Deferred, lambda: NonBlocking(99)]
 WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
 ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {}, "baseline": None}
 
