@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
@@ -104,24 +105,29 @@ class FallingRates(ReduceLROnPlateau):
     """Learning rates that fall once a run finds nothing new and its loss no longer falls.
 
     While fewer than a tenth of the fresh objects are new, rates are halved after each 200 steps in
-    which the loss has not fallen by 5%, down to a hundredth. Both are exponential moving averages.
-    Where there is more to find, rates stay: a low loss then means little.
+    which the loss has not fallen by 5%, down to a hundredth. Both are exponential moving averages,
+    that of the loss of its logarithm, which single large losses hardly move. Where there is more to
+    find, rates stay: a low loss then means little.
     """
 
     LARGEST_SHARE = 0.1  # of new objects
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         lowest = [group["lr"] / 100 for group in optimizer.param_groups]
-        super().__init__(optimizer, factor=0.5, patience=200, threshold=0.05, min_lr=lowest)
+        super().__init__(
+            optimizer, factor=0.5, patience=200, threshold=0.05, threshold_mode="abs", min_lr=lowest
+        )
         self.share_new = 1.0
-        self.mean_loss: float | None = None
+        self.log_loss: float | None = None
 
     def observe(self, share_new: float, loss: float) -> None:
         """Take note of a step: the share of its fresh objects that are new, and its loss."""
         self.share_new += 0.02 * (share_new - self.share_new)
-        self.mean_loss = loss if self.mean_loss is None else 0.99 * self.mean_loss + 0.01 * loss
+        log_loss = math.log(max(loss, 1e-30))
+        before = log_loss if self.log_loss is None else self.log_loss
+        self.log_loss = 0.99 * before + 0.01 * log_loss
         if self.share_new < self.LARGEST_SHARE:
-            self.step(self.mean_loss)
+            self.step(self.log_loss)
 
 
 def make_schedule(

@@ -225,16 +225,16 @@ def test_rates_fall_once_nothing_is_new_and_the_loss_stays():
         rates.observe(0.0, 0.5 ** (n / 200))
     assert rate() == 1.0
     for _ in range(700):
-        rates.observe(0.0, rates.mean_loss)
+        rates.observe(0.0, math.exp(rates.log_loss))
     before = rate()
     assert before in (0.5**3, 0.5**4)
     restored = FallingRates(optimizer)
     restored.load_state_dict(rates.state_dict())
     for _ in range(200):
-        restored.observe(0.0, restored.mean_loss)
+        restored.observe(0.0, math.exp(restored.log_loss))
     assert rate() == before / 2
     for _ in range(5000):
-        restored.observe(0.0, restored.mean_loss)
+        restored.observe(0.0, math.exp(restored.log_loss))
     assert rate() == 0.01
 
 
