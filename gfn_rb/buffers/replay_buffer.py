@@ -105,7 +105,7 @@ class _TrackedWrites(DrawsAhead):
 
     @outside_graph
     def _extend_counted(self, data: TensorDictBase, **options: Any) -> Tensor:
-        data = self._stamped(data)
+        data = data if self.draw_limit is None else self._stamped(data, self.draw_limit)
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
@@ -121,24 +121,24 @@ class _TrackedWrites(DrawsAhead):
 
     @outside_graph
     def _add_counted(self, data: TensorDictBase) -> int | Tensor:
-        data = self._stamped(data)
+        data = data if self.draw_limit is None else self._stamped(data, self.draw_limit)
         with self._counted(OFFERED, 1) as may:
             if not may or self._fresh(data.unsqueeze(0)) is not None:
                 self.statistics.n_old += may
                 return -1
             return super()._add(data)
 
-    def _stamped(self, data: TensorDictBase) -> TensorDictBase:
-        """Return rows with the number of their draws, if that is limited."""
-        self._drop_exhausted()
-        return data if self.draw_limit is None else self.draw_limit.stamped(data)
+    def _stamped(self, data: TensorDictBase, limit: DrawLimit) -> TensorDictBase:
+        """Return rows with the number of their draws, which is limited."""
+        self._drop_exhausted(limit)
+        return limit.stamped(data)
 
-    def _drop_exhausted(self) -> None:
+    def _drop_exhausted(self, limit: DrawLimit) -> None:
         """Remove the rows that were drawn as often as they may be."""
-        if self.draw_limit is None or not is_laid_out(self.storage) or not len(self.storage):
+        if not is_laid_out(self.storage) or not len(self.storage):
             return
         with replay_lock(self), write_lock(self):
-            if (slot := self.draw_limit.exhausted(self.storage)).shape[0]:
+            if (slot := limit.exhausted(self.storage)).shape[0]:
                 self.writer.remove(slot)
 
     @contextmanager
@@ -362,7 +362,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     @outside_graph
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        self._drop_exhausted()
+        if self.draw_limit is not None:
+            self._drop_exhausted(self.draw_limit)
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
         self._note_drawn(info[INDEX])
