@@ -1,7 +1,7 @@
 """Rows of different lengths in a RaggedStorage and a list of rows: ``python -m benchmarks.ragged``.
 
     --quick        a smoke run on small buffers, whose figures mean nothing
-    --parts ...    some of: bytes extend draw unique
+    --parts ...    some of: bytes extend draw unique journal
     --json PATH    also write the figures to a file
 
 Rows are completions of 1 to L tokens (int64) with log-probabilities (float32), L uniform. The peer
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,7 +25,8 @@ from tensordict import TensorDict, lazy_stack
 from torchrl.data import LazyStackStorage, TensorDictReplayBuffer
 
 from benchmarks.timing import Contender, Effort, Result, compare, row, run_parts
-from gfn_rb import RaggedStorage, fifo_buffer
+from gfn_rb import RaggedStorage, fifo_buffer, load_checkpoint, save_checkpoint
+from gfn_rb.checkpoint import Journal
 
 KEYS = "tokens", "log_p"
 TOKEN_BYTES = 12
@@ -128,11 +131,43 @@ def unique(scale: Scale) -> list[Result]:
     return results
 
 
+def journal(scale: Scale) -> list[Result]:
+    """Compare rows of tokens and text with a journal on disk with the same rows without one."""
+
+    def make() -> TensorDictReplayBuffer:
+        lengths: dict[Any, Any] = {"tokens": 256, "text": 1024}
+        storage = RaggedStorage(scale.stored // 2, lengths, text=["text"])
+        return fifo_buffer(scale.stored // 2, storage=storage)
+
+    def answers(n: int = 32) -> dict[str, Any]:
+        rows = padded(n, 256).select("tokens", "tokens_length", "log_reward")
+        texts = ["answer " * length for length in (rows["tokens_length"] // 2).tolist()]
+        return {**dict(rows.items()), "text": texts}
+
+    with TemporaryDirectory(dir=".") as folder:
+        path, saved = Path(folder, "rb.journal"), Path(folder, "rb.gfnrb")
+        ours, peer = make(), make()
+        kept = Journal(ours, path, sync="always")
+        for rb in (ours, peer):
+            for _ in range(scale.stored // 2 // 500):
+                rb.extend(answers(500))
+        pair = (Contender(rb.extend, answers) for rb in (ours, peer))
+        name = "extend 32 rows of text, sync='always'"
+        results = [compare(name, scale.stored // 2, *pair, scale.effort)]
+        save_checkpoint(saved, ours)
+        kept.close()
+        opened = Contender(lambda _: Journal(make(), path).close())
+        loaded = Contender(lambda _: load_checkpoint(saved, make()))
+        name = "open a journal of text, against a checkpoint"
+        return [*results, compare(name, scale.stored // 2, opened, loaded, scale.effort)]
+
+
 PARTS: dict[str, Callable[[Scale], list[Result]]] = {
     "bytes": content_bytes,
     "extend": extend,
     "draw": draw,
     "unique": unique,
+    "journal": journal,
 }
 
 

@@ -18,7 +18,6 @@ from tensordict import (
     NonTensorStack,
     TensorDictBase,
     is_tensor_collection,
-    lazy_stack,
 )
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
@@ -109,7 +108,12 @@ def try_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     expect("number of storage dimensions", state["ndim"], storage.ndim)
     if isinstance(storage, (EncodedStorage, ListStorage)):
         expect("capacity", state["capacity"], storage.max_size)
-        n = len(rows) if isinstance(rows, list) else storage.check_content(rows or {})
+        if not isinstance(rows, list):
+            n = storage.check_content(rows or {})
+        elif isinstance(storage, ListStorage):
+            n = len(rows)
+        else:  # of a journal, in batches
+            n = sum(map(len, rows))
         expect("number of rows", n, state["length"])
         return
     _check_rows(state, rows)
@@ -141,10 +145,11 @@ def _check_rows(state: dict[str, Any], rows: Any) -> None:
 def restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Replace the content of a storage."""
     if isinstance(storage, EncodedStorage):
-        of_journal = isinstance(rows, list)
+        of_journal, start = isinstance(rows, list), 0
         storage.restore({} if of_journal else rows or {})
-        if of_journal and rows:
-            storage.set(range(len(rows)), lazy_stack(rows))
+        for block in rows if of_journal else ():
+            storage.set(range(start, start + len(block)), block)
+            start += len(block)
     elif isinstance(storage, ListStorage):
         compat.set_length(storage, 0)
         storage.set(range(len(rows)), [_copied(row) for row in rows])

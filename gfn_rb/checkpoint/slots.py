@@ -1,7 +1,8 @@
 """Slots of a buffer as the contents of a journal's rows, and back.
 
 The content of a slot is the bytes of the values that writer and sampler keep for it, then those of
-the entries of its row. A row of a list or of entries that differ in length is a frame instead.
+the entries of its row. Of entries that differ in length the lengths come first and the bytes last.
+A row of a list is a frame instead.
 Slots behind the last row have the former alone. What a transaction writes are effects, not calls:
 restoring them is exact, and needs no environment or distance.
 """
@@ -30,7 +31,9 @@ from gfn_rb.sharing import SlotState
 from gfn_rb.storages import EncodedStorage
 
 _ROW = 1  # the kind of a row's frame
-_BESIDE, _ROWS = "beside", "rows"  # of a layout
+_BESIDE, _ROWS, _FIXED, _RAGGED = "beside", "rows", "fixed", "ragged"  # of a layout
+_FORMS = {type(None): "frames", dict: "lengths and bytes", list: "columns"}
+_BLOCK = 4096  # rows that are padded together
 
 Layout = dict[str, Any]
 
@@ -83,7 +86,9 @@ def contents_of(rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m
     beside = _beside(rb, parts)
     if not n:
         frames, leaves = [], beside
-    elif _are_frames(storage):
+    elif isinstance(storage, EncodedStorage):
+        frames, leaves = _ragged_bytes(storage, rows), beside
+    elif isinstance(storage, ListStorage):
         frames, leaves = _frames(storage, rows), beside
     else:
         frames, leaves = [], [*beside, *_leaves(storage).values()]
@@ -112,6 +117,8 @@ def restore_slots(
     storage, n, layout = rb.storage, counts["length"], counts["layout"]
     present = [_entry(each) for each in _beside(rb, parts)]
     expect("values kept beside rows", layout[_BESIDE], present)
+    came, own = (_FORMS[type(each[_ROWS])] for each in (layout, _layout_of(rb, parts)))
+    expect("form of rows", came, own)
     _check_counts(rb, parts, counts)
     if list(slots[:n]) != list(range(n)):
         raise ValueError(f"{n} rows are in other slots than 0 to {n - 1}")
@@ -119,6 +126,9 @@ def restore_slots(
     rows: Any = None
     if layout[_ROWS] is None:
         rows = [_row_of(content[width:]) for content in contents[:n]]
+    elif isinstance(layout[_ROWS], dict):
+        blocks = (contents[i : min(i + _BLOCK, n)] for i in range(0, n, _BLOCK))
+        rows = [padded_block(block, width, layout[_ROWS]) for block in blocks]
     elif n:
         names, entries = zip(*layout[_ROWS], strict=True)
         columns = _columns(contents[:n], [*layout[_BESIDE], *entries])[len(layout[_BESIDE]) :]
@@ -160,12 +170,11 @@ def _check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str,
 
 
 def _layout_of(rb: ReplayBuffer, parts: list[SlotState]) -> Layout:
-    rows = None
-    if not _are_frames(rb.storage):
-        rows = [
-            [[name] if isinstance(name, str) else [*name], _entry(leaf)]
-            for name, leaf in _leaves(rb.storage).items()
-        ]
+    rows: Any = None
+    if isinstance(rb.storage, EncodedStorage):
+        rows = _ragged_layout(rb.storage)
+    elif not isinstance(rb.storage, ListStorage):
+        rows = _named(_leaves(rb.storage))
     return {_BESIDE: [_entry(each) for each in _beside(rb, parts)], _ROWS: rows}
 
 
@@ -177,8 +186,83 @@ def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
     return kept
 
 
-def _are_frames(storage: Storage) -> bool:
-    return isinstance(storage, (EncodedStorage, ListStorage))
+def _named(columns: Mapping[Any, Tensor], first: int = 1) -> list[Any]:
+    """Return names of columns, and the dtype and shape of a row from a dimension on."""
+    return [
+        [[name] if isinstance(name, str) else [*name], _entry(column, first)]
+        for name, column in columns.items()
+    ]
+
+
+# Rows of entries that differ in length.
+
+
+def _ragged_columns(
+    storage: EncodedStorage, slot: Int64[Tensor, "m"]
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor], dict[Any, dict[Any, Tensor]]]:
+    """Return the lengths of rows, the entries of one shape, and the padded others by length."""
+    if not storage.initialized:
+        return {}, {}, {}
+    columns = dict(storage.padded_rows(slot).items(True, True))
+    groups: dict[Any, dict[Any, Tensor]] = {}
+    for name, key in storage.ragged.items():
+        groups.setdefault(key, {})[name] = columns.pop(name)
+    lengths = {key: columns.pop(mask_key(key)).sum(1) for key in groups}
+    return lengths, columns, groups
+
+
+def _ragged_layout(storage: EncodedStorage) -> dict[str, Any]:
+    lengths, fixed, groups = _ragged_columns(storage, torch.arange(min(len(storage), 1)))
+    of_lengths = [
+        [path, _named(groups[tuple(path) if len(path) > 1 else path[0]], 2)]
+        for path, _ in _named(lengths)
+    ]
+    return {_FIXED: _named(fixed), _RAGGED: of_lengths}
+
+
+def _ragged_bytes(storage: EncodedStorage, slot: Int64[Tensor, "m"]) -> list[bytes]:
+    """Return rows as the bytes of their lengths, of entries of one shape, and of the others."""
+    lengths, fixed, groups = _ragged_columns(storage, slot)
+    parts = [_bytes_of([*lengths.values(), *fixed.values()], torch.arange(len(slot)))]
+    for key, group in groups.items():
+        for column in group.values():
+            flat = compat.as_plain(column).detach().cpu().contiguous()
+            nbytes = _nbytes(*_entry(flat, 2))
+            table = flat.reshape(len(flat), -1).view(torch.uint8).numpy()
+            ends = (lengths[key] * nbytes).tolist()
+            parts.append([row[:end].tobytes() for row, end in zip(table, ends, strict=True)])
+    return [b"".join(each) for each in zip(*parts, strict=True)]
+
+
+def padded_block(contents: Sequence[bytes], width: int, layout: Mapping[str, Any]) -> TensorDict:
+    """Return the rows of which :func:`_ragged_bytes` made contents, behind other bytes."""
+    names, fixed = [path for path, _ in layout[_FIXED]], [each for _, each in layout[_FIXED]]
+    entries = [*[["int64", []]] * len(layout[_RAGGED]), *fixed]
+    head = width + sum(_nbytes(*each) for each in entries)
+    columns = _columns([content[width:head] for content in contents], entries)
+    rows, end = TensorDict({}, [len(contents)]), np.full(len(contents), head)
+    for path, column in zip(names, columns[len(layout[_RAGGED]) :], strict=True):
+        rows.set(tuple(path), column)
+    for (key, group), length in zip(layout[_RAGGED], columns, strict=False):
+        longest = int(length.max())
+        if int(length.min()) < 0 or longest > max(map(len, contents)):  # before memory is allocated
+            raise ValueError("a row has a length that it cannot have")
+        rows.set(mask_key(tuple(key)), torch.arange(longest) < length[:, None])
+        for path, (dtype, shape) in group:
+            nbytes = _nbytes(dtype, shape)
+            start, end = end, end + length.numpy() * nbytes
+            if any(last > len(each) for last, each in zip(end.tolist(), contents, strict=True)):
+                raise ValueError("a row has fewer bytes than its lengths say")
+            table = np.zeros((len(contents), longest * nbytes), np.uint8)
+            for i, (content, a, b) in enumerate(
+                zip(contents, start.tolist(), end.tolist(), strict=True)
+            ):
+                table[i, : b - a] = np.frombuffer(content, np.uint8, b - a, a)
+            flat = torch.from_numpy(table).view(-1).view(DTYPES[dtype])
+            rows.set(tuple(path), flat.view(len(contents), longest, *shape))
+    if end.tolist() != [*map(len, contents)]:
+        raise ValueError("a row has more bytes than its lengths say")
+    return rows
 
 
 def _leaves(storage: Storage) -> dict[Any, Tensor]:
@@ -192,17 +276,7 @@ def _leaves(storage: Storage) -> dict[Any, Tensor]:
 
 def _frames(storage: Storage, slot: Int64[Tensor, "m"]) -> list[bytes]:
     """Return rows as frames, each with what it holds alone."""
-    if isinstance(storage, EncodedStorage):
-        padded = storage.padded_rows(slot)
-        rows = list(padded.clone(False).unbind(0))
-        for row in rows:
-            for name, key in storage.ragged.items():
-                length = int(row.get(mask_key(key)).sum())
-                row.set(name, row.get(name)[:length].clone())
-            for key in {*storage.ragged.values()}:
-                del row[mask_key(key)]
-    else:
-        rows = storage.get(slot.tolist())
+    rows = storage.get(slot.tolist())
     for row in rows:
         if not isinstance(row, TensorDictBase):
             raise ArgumentError(f"journal needs rows in TensorDicts, got a {type(row).__name__}")
@@ -224,8 +298,8 @@ def _row_of(frame: bytes) -> TensorDictBase:
 # Tensors as bytes, one row of them per slot.
 
 
-def _entry(column: Tensor) -> list[Any]:
-    return [dtype_name(column.dtype), [*column.shape[1:]]]
+def _entry(column: Tensor, first: int = 1) -> list[Any]:
+    return [dtype_name(column.dtype), [*column.shape[first:]]]
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:
