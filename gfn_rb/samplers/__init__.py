@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gfn_rb.samplers.groups import GroupSampler as GroupSampler
+    from gfn_rb.samplers.groups import (
+        GroupSampler as GroupSampler,
+        GroupStatistics as GroupStatistics,
+    )
     from gfn_rb.samplers.priority import PrioritySampler as PrioritySampler
     from gfn_rb.samplers.ranked import (
         QuantileRewardSampler as QuantileRewardSampler,

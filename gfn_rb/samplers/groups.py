@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,26 @@ from gfn_rb.kernels.weights import LARGEST, Weights
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.near.groups import Groups
 from gfn_rb.numerics.weighted_rows import gumbel_of
-from gfn_rb.samplers.base import KeySampler, Parameter, Replacement
-from gfn_rb.shapes import Float64, Int64
+from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
+from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, outside_graph
 from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
 
-GroupWeight = Literal["uniform", "size", "best", "variance"] | Callable[[Tensor, Tensor], Tensor]
+
+class GroupStatistics(NamedTuple):
+    """Numbers of groups: their sizes, and mean, variance and highest of their keys, each [g]."""
+
+    size: Int64[Tensor, "g"]
+    mean: Float64[Tensor, "g"]
+    variance: Float64[Tensor, "g"]
+    best: Float64[Tensor, "g"]
+
+
+GroupWeight = (
+    Literal["uniform", "size", "best", "variance", "success"] | Callable[[GroupStatistics], Tensor]
+)
+_WEIGHTS = ("uniform", "size", "best", "variance", "success")
 _HOST = torch.device("cpu")
 
 
@@ -51,8 +64,10 @@ class GroupSampler(KeySampler):
             follows from the size of the batch.
         samples_per_group: number of rows k of each group in a batch.
         weight: weight of a group: "uniform" (1), "size" (its number of rows), "best" (exp of its
-            highest key), "variance" (of its keys), or a callable from sizes and highest keys, each
-            [g], to log-weights [g].
+            highest key), "variance" (of its keys), "success" (mean of its keys, at least 0: the
+            success rate where keys are 0 or 1), or a callable from :class:`GroupStatistics` to
+            log-weights [g].
+        min_variance: lowest variance of the keys of a group that is drawn, at least 0.
         key: entry that holds the log-reward of each row, in nats. It is not read where neither
             ``weight`` nor ``temperature`` depends on it.
         temperature: T, above 0; inf draws the rows of a group uniformly.
@@ -70,6 +85,7 @@ class GroupSampler(KeySampler):
         num_groups: int | None = None,
         samples_per_group: int | None = None,
         weight: GroupWeight = "uniform",
+        min_variance: float = 0.0,
         key: NestedKey = LOG_REWARD,
         temperature: float = math.inf,
         replacement: Replacement = "auto",
@@ -79,11 +95,14 @@ class GroupSampler(KeySampler):
                 "either num_groups or samples_per_group must be given, got "
                 f"{num_groups!r:.80} and {samples_per_group!r:.80}"
             )
-        if not callable(weight) and weight not in ("uniform", "size", "best", "variance"):
+        if not callable(weight) and weight not in _WEIGHTS:
             raise ArgumentError(
-                "weight must be 'uniform', 'size', 'best', 'variance' or a callable, got "
-                f"{weight!r:.80}"
+                "weight must be 'uniform', 'size', 'best', 'variance', 'success' or a callable, "
+                f"got {weight!r:.80}"
             )
+        self.min_variance = number(
+            "min_variance", min_variance, "a number of at least 0", lambda value: value >= 0
+        )
         if group is None:
             raise ArgumentError("group must be a key, a list of keys or a callable, got None")
         for name, value in (("num_groups", num_groups), ("samples_per_group", samples_per_group)):
@@ -91,12 +110,17 @@ class GroupSampler(KeySampler):
         self.group, self.weight = group, weight
         self._synced = SyncedIndex(ObjectColumns(group, "group"), Groups)
         self._groups: Groups | None = None
+        self._drops = np.zeros(0, np.int8)  # why each group is not drawn, 0 for those that are
         super().__init__(key, replacement)
         self.temperature = temperature
 
     def _parameter_changed(self) -> None:
         """Read the key from now on where the temperature makes rows differ."""
-        self._reads_key = self.weight not in ("uniform", "size") or self.temperature < math.inf
+        self._reads_key = (
+            self.weight not in ("uniform", "size")
+            or self.min_variance > 0
+            or self.temperature < math.inf
+        )
         self._column = KeyColumn(self.key) if self._reads_key else EqualKeys(INDEX)
         self._column.watch_also(self._synced.features.reads)
 
@@ -262,38 +286,70 @@ class GroupSampler(KeySampler):
             distribution, number = Weights(groups.capacity), np.arange(n)
         if len(number) == n:  # all, perhaps of a new index
             distribution.assign(torch.empty(0, dtype=torch.float64))
-            self._first = np.full(n, -1)
+            self._first, self._drops = np.full(n, -1), np.zeros(n, np.int8)
         elif n > len(self._first):
-            self._first = np.concatenate([self._first, np.full(n, -1)])
-        before, number = self._first[number], number[groups.size[number] > 0]
+            more = n - len(self._first)
+            self._first = np.concatenate([self._first, np.full(more, -1)])
+            self._drops = np.concatenate([self._drops, np.zeros(more, np.int8)])
+        before, self._drops[number] = self._first[number], 0
+        number = number[groups.size[number] > 0]
         distribution.update(*_weights(before[before >= 0], -np.inf))
         if len(number):
             slot, size = groups.members(number)
             first = np.minimum.reduceat(slot, size.cumsum() - size)
-            distribution.update(*_weights(first, self._weight_of(storage, slot, size)))
+            weight, is_alike = self._weight_of(storage, slot, size)
+            distribution.update(*_weights(first, np.where(is_alike, -np.inf, weight)))
             self._first[number] = first
+            self._drops[number] = np.where(is_alike, 1, np.where(weight == -np.inf, 2, 0))
         self._n_groups = int(np.count_nonzero(groups.size))
         self._distribution = distribution
         return distribution
 
+    @property
+    def dropped(self) -> dict[str, int]:
+        """The numbers of groups that the last draw excluded, by reason.
+
+        "min_variance": their keys vary too little; "weight": it is zero.
+        """
+        counts = np.bincount(self._drops, minlength=3).tolist()
+        return {"min_variance": counts[1], "weight": counts[2]}
+
     def _weight_of(
         self, storage: Storage, slot: Int64[np.ndarray, "m"], size: Int64[np.ndarray, "g"]
-    ) -> Float64[np.ndarray, "g"]:
-        """Return the log-weights of groups, given the slots and the size of each."""
-        if self.weight == "uniform":
-            return np.zeros(len(size))
-        if self.weight == "size":
-            return np.log(size)
+    ) -> tuple[Float64[np.ndarray, "g"], Bool[np.ndarray, "g"]]:
+        """Return the log-weights of groups, given the slots and the size of each.
+
+        Also return which groups are excluded by ``min_variance``.
+        """
+        is_alike = np.zeros(len(size), np.bool_)
+        if self.weight in ("uniform", "size") and not self.min_variance:
+            return np.log(size) if self.weight == "size" else np.zeros(len(size)), is_alike
         values, start = self._values(storage, torch.from_numpy(slot)), size.cumsum() - size
-        if self.weight == "variance":
-            return _log_variance(values, start, size)
         best = np.maximum.reduceat(values, start)
-        if not callable(self.weight):
-            return best
-        weight = self.weight(torch.from_numpy(size), torch.from_numpy(best))
-        if not isinstance(weight, Tensor) or weight.shape != size.shape or weight.isnan().any():
-            raise ArgumentError(f"weight must return {len(size)} numbers, got {weight!r:.80}")
-        return weight.to(torch.float64).cpu().numpy()
+        if self.weight == "best" and not self.min_variance:
+            return best, is_alike
+        needs = self.weight in ("variance", "success") or self.min_variance
+        if needs and not np.isfinite(values).all():
+            what = "min_variance" if self.min_variance else f"weight={self.weight!r}"
+            raise ArgumentError(f"{what} needs finite keys, got infinite ones")
+        with np.errstate(invalid="ignore"):  # of infinite keys, which a callable may ignore
+            mean = np.add.reduceat(values, start) / size
+            square = np.square(values - mean.repeat(size))
+        variance = np.add.reduceat(square, start) / size
+        if self.min_variance:
+            is_alike = variance < self.min_variance
+        if callable(self.weight):
+            known = map(torch.from_numpy, (size, mean, variance, best))
+            weight = self.weight(GroupStatistics(*known))
+            if not isinstance(weight, Tensor) or weight.shape != size.shape or weight.isnan().any():
+                raise ArgumentError(f"weight must return {len(size)} numbers, got {weight!r:.80}")
+            return weight.to(torch.float64).cpu().numpy(), is_alike
+        if self.weight == "success" and mean.min() < 0:
+            raise ArgumentError(f"weight='success' needs keys of at least 0, got {values.min()}")
+        given = {"size": size, "variance": variance, "success": mean}
+        with np.errstate(divide="ignore"):
+            logs = {name: np.log(value) for name, value in given.items()}
+        return {**logs, "uniform": np.zeros(len(size)), "best": best}[self.weight], is_alike
 
     def _log_weight(self, value: Tensor) -> Tensor:
         return value
@@ -318,19 +374,6 @@ class GroupSampler(KeySampler):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""
         return {**super().__getstate__(), "_groups": None}
-
-
-def _log_variance(
-    values: Float64[np.ndarray, "m"], start: Int64[np.ndarray, "g"], size: Int64[np.ndarray, "g"]
-) -> Float64[np.ndarray, "g"]:
-    """Return the log of the variance of each group of numbers, -inf where all are equal."""
-    if not np.isfinite(values).all():
-        raise ArgumentError("weight='variance' needs finite keys, got infinite ones")
-    mean = np.add.reduceat(values, start) / size
-    square = np.square(values - mean.repeat(size))
-    with np.errstate(divide="ignore"):
-        log_variance: np.ndarray = np.log(np.add.reduceat(square, start) / size)
-    return log_variance
 
 
 def _weights(slot: Int64[np.ndarray, "m"], weight: Any) -> tuple[Tensor, Tensor]:

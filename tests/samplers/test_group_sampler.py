@@ -64,8 +64,8 @@ def law(weight, temperature):
 @pytest.mark.parametrize("temperature", [math.inf, 0.7])
 @pytest.mark.parametrize("weight", ["uniform", "size", "best", "callable"])
 def test_draws_with_replacement_have_their_law(weight, temperature):
-    def squared(size, best):
-        return 2 * size.log() + best
+    def squared(groups):
+        return 2 * groups.size.log() + groups.best
 
     given = squared if weight == "callable" else weight
     sampler = GroupSampler(
@@ -195,6 +195,59 @@ def test_groups_are_drawn_by_the_variance_of_their_rewards():
     p = np.array([1 / 4, 3 / 16, 2 / 9])
     drawn = torch.bincount(rb.sample(20_000)["prompt"][::2], minlength=5).numpy()
     assert chi_square_p(drawn[1:4], p / p.sum()) > 1e-3
+
+
+def test_a_callable_sees_the_statistics_of_the_groups_that_changed():
+    seen = {}
+
+    def weight(groups):
+        for size, *rest in zip(*(each.tolist() for each in groups), strict=True):
+            seen[size] = rest
+        return torch.zeros(len(groups.size))
+
+    sampler = GroupSampler("prompt", samples_per_group=1, weight=weight, replacement=True)
+    rb = buffer(sampler, rows([1, 2, 2, 3, 3, 3], [4.0, 1.0, 3.0, 0.0, 0.0, 6.0]), 16)
+    rb.sample(4)
+    assert seen == {1: [4.0, 0.0, 4.0], 2: [2.0, 1.0, 3.0], 3: [2.0, 8.0, 6.0]}
+    seen.clear()
+    rb.extend(rows([3], [2.0]))
+    rb.sample(4)
+    assert seen == {4: [2.0, 6.0, 6.0]}  # mean, variance and best of prompt 3 alone
+
+
+def test_groups_are_drawn_by_their_rate_of_success():
+    prompt, reward = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4], [1.0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0]
+    for least, p in ((0.0, [1 / 2, 1 / 4, 1]), (0.1, [1 / 2, 1 / 4, 0])):
+        sampler = GroupSampler(
+            "prompt", samples_per_group=1, weight="success", min_variance=least, replacement=True
+        )
+        drawn = buffer(sampler, rows(prompt, reward), 16).sample(20_000)["prompt"]
+        found = torch.bincount(drawn, minlength=5).numpy()
+        assert found[4] == 0
+        assert chi_square_p(found[1:4], np.array(p) / sum(p)) > 1e-3
+        expected = {"min_variance": 2, "weight": 0} if least else {"min_variance": 0, "weight": 1}
+        assert sampler.dropped == expected
+
+
+@pytest.mark.parametrize("weight", ["uniform", "size", "best", "variance", "callable"])
+def test_groups_of_little_variance_are_dropped_and_counted(weight):
+    given = (lambda groups: groups.best) if weight == "callable" else weight
+    sampler = GroupSampler(
+        "prompt", samples_per_group=1, weight=given, min_variance=0.2, replacement=True
+    )
+    assert sampler.dropped == {"min_variance": 0, "weight": 0}
+    rb = buffer(sampler, rows([1, 1, 2, 2, 3, 3], [2.0, 1, 1, 1, 0, 0]), 6)
+    assert set(rb.sample(200)["prompt"].tolist()) == {1}
+    assert sampler.dropped == {"min_variance": 2, "weight": 0}
+    rb.extend(rows([2], [2.5]))  # over the worst row, one of prompt 3
+    assert set(rb.sample(200)["prompt"].tolist()) == {1, 2}
+    assert sampler.dropped == {"min_variance": 1, "weight": 0}
+    for least in (-1.0, math.nan, "low"):
+        with pytest.raises(ArgumentError, match="min_variance must be a number of at least 0"):
+            GroupSampler("prompt", samples_per_group=1, min_variance=least)
+    rb = buffer(GroupSampler("prompt", samples_per_group=1, weight="success"), rows([1], [-1.0]))
+    with pytest.raises(ArgumentError, match="weight='success' needs keys of at least 0, got -1"):
+        rb.sample(1)
 
 
 def test_variance_needs_finite_rewards_that_differ():
