@@ -111,3 +111,43 @@ def test_fresh_priorities_beat_on_policy_and_plain_ones_lose_where_the_target_dr
         fresh, on_policy, plain = (error_of(kind, seed) for kind in ("fresh", "on-policy", ""))
         assert fresh < 0.8 * on_policy
         assert on_policy < 0.5 * plain
+
+
+def learned(decay, seed, n_actions=10, n_fresh=8, n_replayed=24, n_steps=300, period=60):
+    """Mean probability of the best action, which another one takes over after each period.
+
+    A softmax policy follows the policy gradient of its own actions, and without a correction that
+    of replayed ones, by the absolute advantage that these had when they were drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits, baseline, found, rb = torch.zeros(n_actions), 0.0, [], None
+    if decay is not None:
+        rb = fifo_buffer(4096, sampler=PrioritySampler(alpha=1.0, decay=decay), generator=generator)
+    for step in range(n_steps):
+        best, p = step // period * 3 % n_actions, logits.softmax(0)
+        found.append(float(p[best]))
+        action = torch.multinomial(0.8 * p + 0.2 / n_actions, n_fresh, True, generator=generator)
+        reward = (action == best) + 0.1 * torch.randn(n_fresh, generator=generator)
+        advantage = reward - baseline
+        baseline += 0.1 * (float(reward.mean()) - baseline)
+        batches = [(action, advantage)]
+        if rb is not None:
+            rows = {"action": action, "advantage": advantage}
+            rows["policy_version"] = torch.full((n_fresh,), step)
+            rb.update_priority(rb.extend(TensorDict(rows, [n_fresh])), advantage.abs())
+            replayed = rb.sample(n_replayed)
+            batches.append((replayed["action"], replayed["advantage"]))
+        for taken, weight in batches:
+            gradient = torch.zeros(n_actions).index_add_(0, taken, weight)
+            logits += (gradient - logits.softmax(0) * weight.sum()) / n_fresh
+        logits *= 0.95
+    return np.mean(found)
+
+
+@pytest.mark.slow
+def test_on_a_drifting_task_plain_priorities_lose_and_fresh_ones_win():
+    """The ordering of the paper's tasks: plain priorities, on-policy, priorities with decay."""
+    for seed in range(5):
+        plain, on_policy, fresh = (learned(decay, seed) for decay in (math.inf, None, 3.0))
+        assert plain < 0.75 * on_policy
+        assert on_policy < 0.9 * fresh
