@@ -160,6 +160,7 @@ def test_an_archive_has_a_journal_and_limits(tmp_path):
     rb.journal.close()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_cells_and_features():
     for bounds in ([(1.0, 0.0)], [(0.0, math.inf)], [0.0, 1.0], [], "ab", [(math.nan, 1.0)]):
         with pytest.raises(ArgumentError, match="bounds must"):

@@ -166,6 +166,7 @@ def test_rejected_draws_are_not_counted():
     assert rb.sample(1)["x"].item() == 0
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_does_not_go_with_it():
     for max_draws in (0, -1, 1.5, True):
         with pytest.raises(ArgumentError, match="max_draws must be"):

@@ -104,6 +104,7 @@ def test_bad_tables_are_named(rows, columns, message, tmp_path):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_bad_files_and_environments(tmp_path):
     env = TFBind8()
     with pytest.raises(ArgumentError, match=r"path must end in .csv or .parquet, got .*t.txt"):

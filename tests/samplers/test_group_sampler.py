@@ -229,6 +229,7 @@ def test_groups_are_drawn_by_their_rate_of_success():
         assert sampler.dropped == expected
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("weight", ["uniform", "size", "best", "variance", "callable"])
 def test_groups_of_little_variance_are_dropped_and_counted(weight):
     given = (lambda groups: groups.best) if weight == "callable" else weight
