@@ -181,6 +181,9 @@ class BayesianDAGConfig(TrainConfig):
     regression: options.RegressionName = "squared"
     """Cost of a residual: its square, which fits this target sooner, as every graph has some
     reward; linex, or auto for the default of other environments."""
+    lr_end: rules.Share | None = 1.0
+    """Final value of both learning rates, as a share of the initial values, to which they fall
+    linearly. Default: they stay, as the fit improves slowly until the end of a run."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield the options that have no effect with the others, and the condition they need."""
