@@ -136,12 +136,9 @@ class VarGrad(BalanceLoss[Trajectories]):
     def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
         """Return each row's difference from the batch's estimate of log Z, in nats, with gradient.
 
-        Raises:
-            ArgumentError: the batch has fewer than two rows.
+        That of a row without others is 0: nothing is learnt from it.
         """
         trajectories = self._rows(batch)
-        if len(trajectories) < 2:
-            raise ArgumentError(f"batch must have at least 2 rows, got {len(trajectories)}")
         log_reward = self._floored(trajectories.log_reward)
         log_pf, log_pb = (each.sum(1) for each in self._log_probs(trajectories))
         excess = (log_pf - log_pb) - log_reward

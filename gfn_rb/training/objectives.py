@@ -123,6 +123,8 @@ class FallingRates(ReduceLROnPlateau):
     def observe(self, share_new: float, loss: float) -> None:
         """Take note of a step: the share of its fresh objects that are new, and its loss."""
         self.share_new += 0.02 * (share_new - self.share_new)
+        if not math.isfinite(loss):
+            return
         log_loss = math.log(max(loss, 1e-30))
         before = log_loss if self.log_loss is None else self.log_loss
         self.log_loss = 0.99 * before + 0.01 * log_loss

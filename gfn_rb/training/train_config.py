@@ -156,6 +156,8 @@ class TrainConfig(options.GeneralOptions):
         why = f"with {self.env}, where not every state is terminating"
         fits = self.every_state_terminates or not loss.every_state_terminates
         yield "loss", fits, f"one of {others} {why}"
+        fits = self.loss != "vargrad" or self.batch_size > 1
+        yield "batch_size", fits, "at least 2 with loss vargrad, which compares rows"
         readable = CONTAINERS[: CONTAINERS.index(loss.reads) + 1]
         kinds = ", ".join(n for n, each in REPLAY.items() if each.gives in readable)
         why = f"with loss {self.loss}, which reads {loss.reads.__name__.lower()}"

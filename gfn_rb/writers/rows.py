@@ -247,12 +247,11 @@ def run_to(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> Ca
     n, size, stored = len(next(iter(tensors.values()))), storage.max_size, compat.all_slots(storage)
     at_end = min(n, size - start)
     leaves = [stored.get(name) for name in tensors]
+    stored_at = {leaf.untyped_storage().data_ptr() for leaf in leaves}
     parts = [
         # Of stored rows: overwritten before it is read.
-        part.clone()
-        if part.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr()
-        else part
-        for leaf, part in zip(leaves, _on_devices_of(leaves, [*tensors.values()]), strict=True)
+        part.clone() if part.untyped_storage().data_ptr() in stored_at else part
+        for part in _on_devices_of(leaves, [*tensors.values()])
     ]
 
     def commit() -> None:

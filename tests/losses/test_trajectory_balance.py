@@ -166,5 +166,4 @@ def test_vargrad_averages_log_z_over_batches_that_are_learnt_from():
     with torch.no_grad():
         loss(trajectory(100.0))
     assert float(loss.estimate_log_z()) == pytest.approx((first + second) / 2)
-    with pytest.raises(ArgumentError, match="batch must have at least 2 rows, got 1"):
-        loss(trajectory()[:1])
+    assert float(loss(trajectory()[:1])) == 0  # there is nothing to compare it with

@@ -238,6 +238,21 @@ def test_rates_fall_once_nothing_is_new_and_the_loss_stays():
     assert rate() == 0.01
 
 
+def test_one_infinite_loss_does_not_lower_rates():
+    rates = FallingRates(torch.optim.Adam([nn.Parameter(torch.ones(1))], lr=1.0))
+    for loss in (1.0, math.inf, math.nan, 1.0):
+        rates.observe(0.0, loss)
+    assert rates.log_loss == 0
+
+
+def test_vargrad_trains_on_batches_of_one_row_beside_others():
+    config = replace(GRID, loss="vargrad", replay_ratio=1 / 8)
+    trainer = Trainer(config)
+    assert math.isfinite(trainer.step())
+    with pytest.raises(ArgumentError, match="batch_size must be at least 2 with loss vargrad"):
+        Trainer(replace(config, batch_size=1))
+
+
 def test_ranks_that_share_gradients_keep_their_rates():
     config = HyperGridConfig(ndim=2)
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(1))])

@@ -625,3 +625,12 @@ def test_a_state_of_more_rows_than_slots_is_refused_when_these_are_known():
     again.load_state_dict(rb.writer.state_dict())
     with pytest.raises(CheckpointMismatchError, match="3 items, expected at most 2"):
         again.register_storage(LazyTensorStorage(2))
+
+
+def test_a_batch_of_stored_columns_under_other_names_is_copied_first():
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4), writer=FIFOWriter(), batch_size=4)
+    rb.extend(TensorDict({"a": torch.arange(4), "b": 10 + torch.arange(4)}, [4]))
+    stored = rb.storage[:]
+    rb.extend(TensorDict({"a": stored["b"], "b": stored["a"]}, [4]))
+    assert rb[:]["a"].tolist() == [10, 11, 12, 13]
+    assert rb[:]["b"].tolist() == [0, 1, 2, 3]
