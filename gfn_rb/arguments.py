@@ -42,6 +42,11 @@ def kind_of(value: Any) -> str:
     return f"a {type(value).__name__}: {shown(value)}"
 
 
+def name_of(source: Any) -> str:
+    """Return what states recognise a source by; a callable has no name but its ``label``."""
+    return getattr(source, "label", "a callable") if callable(source) else str(source)
+
+
 def require_key(name: str, value: Any) -> None:
     """Raise unless a value can be the key of an entry: a string, or a tuple of them."""
     parts = value if isinstance(value, tuple) else (value,)

@@ -12,7 +12,7 @@ from tensordict import NestedKey, lazy_stack
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.arguments import as_count, require_device_of
+from gfn_rb.arguments import as_count, name_of, require_device_of
 from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
 from gfn_rb.kernels.weights import LARGEST, Weights
@@ -335,7 +335,8 @@ class GroupSampler(KeySampler):
         with np.errstate(invalid="ignore"):  # of infinite keys, which a callable may ignore
             mean = np.add.reduceat(values, start) / size
             square = np.square(values - mean.repeat(size))
-        variance = np.add.reduceat(square, start) / size
+        is_equal = np.minimum.reduceat(values, start) == best  # whose variance may round above 0
+        variance = np.where(is_equal, 0.0, np.add.reduceat(square, start) / size)
         if self.min_variance:
             is_alike = variance < self.min_variance
         if callable(self.weight):
@@ -358,15 +359,18 @@ class GroupSampler(KeySampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it draws by, and the temperature."""
-        group = "a callable" if callable(self.group) else str(self.group)
-        return {**super().state_dict(), "group": group}
+        names = {"group": name_of(self.group), "weight": name_of(self.weight)}
+        return {**super().state_dict(), **names, "min_variance": self.min_variance}
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state(state_dict)
-        if state_dict["group"] != (own := self.state_dict()["group"]):
-            raise CheckpointMismatchError(
-                f"sampler state is of group={state_dict['group']!r}, expected group={own!r}"
-            )
+        own = self.state_dict()
+        since = {name: own[name] for name in ("weight", "min_variance")}  # 0.3.0 saved neither
+        super()._check_state(state_dict := {**since, **state_dict})
+        for name in ("group", "weight", "min_variance"):
+            if state_dict[name] != own[name]:
+                raise CheckpointMismatchError(
+                    f"sampler state is of {name}={state_dict[name]!r}, expected {own[name]!r}"
+                )
 
     def _empty(self) -> None:
         self._groups = self._distribution = None

@@ -12,7 +12,7 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from gfn_rb.arguments import require_choice
+from gfn_rb.arguments import name_of, require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.near.index import PreparedRows
@@ -255,6 +255,5 @@ class DiversityWriter(RewardPrioritizedWriter):
         name = getattr(self.distance, "__qualname__", type(self.distance).__qualname__)
         norm = self.p if self.distance is None else name
         measure = {"cutoff_distance": self.cutoff_distance, "p": norm}
-        features = "a callable" if callable(self.features) else str(self.features)
-        chosen = {"near": self.near, "when": self.when, "features": features}
+        chosen = {"near": self.near, "when": self.when, "features": name_of(self.features)}
         return {**super()._options(), **measure, **chosen}

@@ -19,7 +19,7 @@ from torchrl.data import (
 )
 from torchrl.objectives.llm import MCAdvantage
 
-from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
 from gfn_rb.samplers import GroupSampler
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -171,6 +171,20 @@ def test_a_restored_buffer_continues_like_one_never_interrupted():
         assert drawn[0] == drawn[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "other"),
+    [("weight", "best", "size"), ("weight", len, "best"), ("min_variance", 0.5, 0.0)],
+)
+def test_the_state_of_another_law_is_refused(name, value, other):
+    one, two = (GroupSampler("prompt", num_groups=1, **{name: each}) for each in (value, other))
+    again = GroupSampler("prompt", num_groups=1, **{name: value})
+    again.load_state_dict(one.state_dict())
+    with pytest.raises(CheckpointMismatchError, match=f"sampler state is of {name}=.* expected"):
+        two.load_state_dict(one.state_dict())
+    of_0_3 = {key: one.state_dict()[key] for key in ("key", "temperature", "group")}
+    two.load_state_dict(of_0_3)
+
+
 def test_wrong_draws_are_refused():
     empty = buffer(GroupSampler("prompt", num_groups=1))
     empty.empty()
@@ -255,6 +269,10 @@ def test_variance_needs_finite_rewards_that_differ():
     sampler = GroupSampler("prompt", samples_per_group=1, weight="variance")
     with pytest.raises(EmptyBufferError, match="no group can be drawn"):
         buffer(sampler, rows([1, 1, 2], [1.0, 1.0, 0.0])).sample(1)
+    alike = rows([1, 1, 1], [0.0] * 3)
+    alike["log_reward"] = torch.full((3,), 0.1, dtype=torch.float64)  # their mean is another number
+    with pytest.raises(EmptyBufferError, match="no group can be drawn"):
+        buffer(GroupSampler("prompt", samples_per_group=1, weight="variance"), alike).sample(1)
     sampler = GroupSampler("prompt", samples_per_group=1, weight="variance")
     with pytest.raises(ArgumentError, match="weight='variance' needs finite keys, got infinite"):
         buffer(sampler, rows([1, 1], [1.0, -math.inf])).sample(1)
