@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from typing_extensions import Unpack
 
-from gfn_rb.arguments import KeepsArguments, as_count, require_key, require_kind, shown
+from gfn_rb.arguments import KeepsArguments, as_count, name_of, require_key, require_kind, shown
 from gfn_rb.buffers.options import BufferOptions, with_options
 from gfn_rb.buffers.presets import checked_parts, stale_entries
 from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
@@ -21,6 +22,7 @@ from gfn_rb.buffers.transforms import KeepItems
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import LOG_REWARD
+from gfn_rb.samplers.base import number
 from gfn_rb.shapes import Float64, Int64, Shaped
 from gfn_rb.torchrl_compat import entry_of
 from gfn_rb.writers import RewardPrioritizedWriter
@@ -40,6 +42,7 @@ class Cells(KeepsArguments):
     Attributes:
         n_cells: number of cells.
         n_features: number d of features of a row.
+        label: text that states of writers recognise the cells by.
     """
 
     n_cells: int
@@ -117,15 +120,16 @@ class GridCells(Cells):
                 f"shape must have a number for each of {len(low_high)} features, got {shown(shape)}"
             )
         self.n_features, self.n_cells = len(self.shape), math.prod(self.shape)
+        self.label = f"grid {self.shape} in {low_high.tolist()} of {name_of(features)}"
 
     def _numbers(self, value: Float64[Tensor, "n d"]) -> Int64[Tensor, "n"]:
         n = torch.tensor(self.shape, dtype=torch.float64, device=value.device)
         low, width = self._low.to(value.device), self._width.to(value.device)
         at = (n * (value - low) / width).clamp(min=0.0).minimum(n - 1).long()
-        number = at[:, 0]
+        cell = at[:, 0]
         for i, size in enumerate(self.shape[1:], 1):
-            number = number * size + at[:, i]
-        return number
+            cell = cell * size + at[:, i]
+        return cell
 
 
 class CentroidCells(Cells):
@@ -151,6 +155,8 @@ class CentroidCells(Cells):
         if not bool(self.centroids.isfinite().all()):
             raise ArgumentError("centroids must be finite, got NaN or an infinity")
         self.n_cells, self.n_features = self.centroids.shape
+        digest = blake2b(self.centroids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+        self.label = f"{self.n_cells} centroids {digest} of {name_of(features)}"
 
     @classmethod
     def fitted(
@@ -203,24 +209,33 @@ class ArchiveBuffer(GFNReplayBuffer):
 
     def __init__(self, *, offset: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        self.offset, self.n_new, self.n_improved = float(offset), 0, 0
+        self.offset = number("offset", offset, "a finite number", math.isfinite)
+        self.n_new = self.n_improved = self._before = 0  # rows stored as a batch is written
 
     def extend(self, data: Any, **options: Any) -> Tensor:
         """Add rows, as ``GFNReplayBuffer.extend`` does."""
-        before = len(self.storage)
+        self._before = len(self.storage)
         slots = super().extend(data, **options)
-        self._note(before, int((slots >= 0).sum()))
+        self._note(int((slots >= 0).sum()))
         return slots
 
     def add(self, data: TensorDictBase) -> int:
         """Add one row, as ``GFNReplayBuffer.add`` does."""
-        before = len(self.storage)
+        self._before = len(self.storage)
         slot = super().add(data)
-        self._note(before, int(slot >= 0))
+        self._note(int(slot >= 0))
         return slot
 
-    def _note(self, before: int, n_kept: int) -> None:
-        self.n_new = len(self.storage) - before
+    def _drop_exhausted(self, limit: Any) -> None:
+        super()._drop_exhausted(limit)
+        self._before = len(self.storage)
+
+    def _advance(self, version: int | Tensor) -> None:
+        super()._advance(version)
+        self._before = len(self.storage)
+
+    def _note(self, n_kept: int) -> None:
+        self.n_new = len(self.storage) - self._before
         self.n_improved = n_kept - self.n_new
 
     @property
@@ -296,5 +311,6 @@ def _nearest(
     value: Float64[Tensor, "n d"], centroids: Float64[Tensor, "k d"]
 ) -> Int64[Tensor, "n"]:
     chunks = value.split(max(_CHUNK // len(centroids), 1))
-    parts = [torch.cdist(chunk, centroids).argmin(1) for chunk in chunks]
+    mode = "donot_use_mm_for_euclid_dist"  # products lose the digits of points far from 0
+    parts = [torch.cdist(chunk, centroids, compute_mode=mode).argmin(1) for chunk in chunks]
     return torch.cat(parts)

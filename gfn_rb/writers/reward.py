@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.storages import ListStorage, Storage
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import require_choice, require_flag, require_key, require_kind
+from gfn_rb.arguments import name_of, require_choice, require_flag, require_key, require_kind
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import LOG_REWARD
@@ -712,10 +712,9 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Return what a state is recognised by. A callable has no name that means anything."""
         options: dict[str, Any] = {"tie": self.tie, "largest": self.largest, "key": str(self.key)}
         if self.unique is not None:
-            unique = "a callable" if callable(self.unique) else str(self.unique)
-            options |= {"unique": unique, "on_duplicate": self.on_duplicate}
+            options |= {"unique": name_of(self.unique), "on_duplicate": self.on_duplicate}
         if self.group is not None:
-            group = "a callable" if callable(self.group) else str(self.group)
+            group = name_of(self.group)
             options |= {"group": group, "per_group": self.per_group, "evict": self.evict}
         return options
 

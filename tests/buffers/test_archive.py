@@ -11,7 +11,13 @@ from tensordict import TensorDict
 import gfn_rb
 from gfn_rb import archive_buffer, open_buffer, save_checkpoint
 from gfn_rb.buffers import CentroidCells, GridCells
-from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    KeyMismatchError,
+    NaNError,
+    ShapeError,
+)
 
 BOUNDS, SHAPE = [(-1.0, 1.0), (0.0, 3.0)], (8, 5)
 GRID = GridCells("xy", BOUNDS, SHAPE)
@@ -121,6 +127,48 @@ def test_centroids_divide_what_they_are_fitted_to():
     assert rb.coverage == 1.0
 
 
+def test_centroids_far_from_0_are_told_apart():
+    at = torch.arange(30.0, dtype=torch.float64)[:, None] * 1e-3 + 1e6
+    cells = CentroidCells("xy", at)
+    assert cells(TensorDict({"xy": at + 4e-4}, [30])).tolist() == [*range(30)]
+
+
+@pytest.mark.parametrize("limit", [{"max_draws": 1}, {"max_age": 0}])
+def test_removed_rows_are_no_new_cells(limit):
+    rb = archive_buffer(GRID, **limit)
+    version = torch.zeros(50, dtype=torch.int64)
+    rb.extend(batch(50, 1).set("policy_version", version))
+    if "max_draws" in limit:
+        rb.sample(len(rb))
+    data = batch(50, 2).set("policy_version", version + 1)
+    kept = rb.extend(data) >= 0
+    assert (rb.n_new, rb.n_improved) == (len(rb), 0) == (int(kept.sum()), 0)
+    if "max_draws" in limit:
+        rb.sample(len(rb))
+    rb.add(data[0].set("policy_version", 2))
+    assert (rb.n_new, rb.n_improved, len(rb)) == (1, 0, 1)
+
+
+OTHERS = {
+    "bounds": GridCells("xy", [(-1.0, 1.0), (0.0, 4.0)], SHAPE),
+    "shape": GridCells("xy", BOUNDS, (5, 8)),
+    "features": GridCells("yx", BOUNDS, SHAPE),
+    "kind": CentroidCells("xy", torch.zeros(40, 2)),
+    "centroids": CentroidCells("xy", torch.ones(40, 2)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_state_of_other_cells_is_refused(name):
+    own = OTHERS["kind"] if name == "centroids" else GRID
+    rb, same, other = archive_buffer(own), archive_buffer(own), archive_buffer(OTHERS[name])
+    rb.extend(batch(9, 1))
+    same.load_state_dict(rb.state_dict())
+    assert_equal(same[:], rb[:])
+    with pytest.raises(CheckpointMismatchError, match=r"group.* expected .*group"):
+        other.load_state_dict(rb.state_dict())
+
+
 def test_features_may_be_a_callable_of_trajectories(tmp_path):
     cells = GridCells(_ends, [(0.0, 9.0)], (10,))
     rb = gfn_rb.archive_buffer(cells)
@@ -177,6 +225,9 @@ def test_bad_cells_and_features():
         GridCells(3, BOUNDS, SHAPE)
     with pytest.raises(ArgumentError, match="cells must be a Cells"):
         archive_buffer(100)
+    for offset in (math.nan, math.inf, "low"):
+        with pytest.raises(ArgumentError, match="offset must be a finite number, got"):
+            archive_buffer(GRID, offset=offset)
     rb = archive_buffer(GRID)
     with pytest.raises(KeyMismatchError, match="data lacks the features 'xy'"):
         rb.extend(rows(torch.zeros(3)))
