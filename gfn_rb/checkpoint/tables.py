@@ -20,6 +20,7 @@ from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD, STATE
 
+_HIGHEST = torch.finfo(torch.float32).max
 OBJECT, SUFFIXES = "object", (".csv", ".parquet")
 
 
@@ -86,7 +87,7 @@ def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
 
     Args:
         path: .csv or .parquet file with the columns ``object``, in the words of ``env.describe``,
-            and ``log_reward`` in nats, or ``reward``, above 0. Other columns are ignored.
+            and finite ``log_reward`` in nats, or ``reward``, above 0. Other columns are ignored.
         env: environment with a method ``parse``.
 
     Returns:
@@ -105,15 +106,22 @@ def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
     try:
         if path.suffix == ".parquet":
             _, parquet = _pyarrow("import of")
-            table = parquet.read_table(path).to_pydict()
+            read = parquet.read_table(path)
+            names, columns = read.column_names, [each.to_pylist() for each in read.columns]
         else:
-            with path.open(newline="", encoding="utf-8") as stream:
-                rows = list(csv.DictReader(stream, strict=True))
-            table = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+            with path.open(newline="", encoding="utf-8-sig") as stream:
+                names, *rows = [row for row in csv.reader(stream, strict=True) if row] or [[]]
+            for i, row in enumerate(rows, 1):
+                if len(row) != (n := len(names)):
+                    raise ArgumentError(f"{path}: row {i} must have {n} fields, got {len(row)}")
+            columns = list(zip(*rows, strict=True))
     except ArgumentError:
         raise
     except Exception as error:  # of files that are no tables
         raise ArgumentError(f"{path} cannot be read: {shown(str(error))}") from error
+    if len({*names}) < len(names):
+        raise ArgumentError(f"{path} must have each column once, got {shown(names)}")
+    table = dict(zip(names, columns, strict=False))  # no columns where there are no rows
     known = [name for name in (LOG_REWARD, "reward") if name in table]
     if OBJECT not in table or not known:
         raise ArgumentError(
@@ -121,12 +129,21 @@ def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
             f"{shown([*table])}"
         )
     values = [_log_reward(path, known[0], i, value) for i, value in enumerate(table[known[0]], 1)]
-    try:
-        state = env.parse(list(map(str, table[OBJECT])))
-    except ArgumentError as error:
-        raise ArgumentError(f"{path}: {error}") from error
+    state = _parsed(path, env, list(map(str, table[OBJECT])))
     log_reward = torch.tensor(values, dtype=torch.float32, device=state.device)
     return TensorDict({STATE: state, LOG_REWARD: log_reward}, [len(values)])
+
+
+def _parsed(path: Path, env: Any, words: list[str]) -> Any:
+    try:
+        return env.parse(words)
+    except Exception as whole:  # of texts that are no objects
+        for i, text in enumerate(words, 1):
+            try:
+                env.parse([text])
+            except Exception as error:
+                raise ArgumentError(f"{path}: object of row {i}: {error}") from error
+        raise ArgumentError(f"{path}: {whole}") from whole
 
 
 def _log_reward(path: Path, name: str, row: int, value: Any) -> float:
@@ -135,8 +152,8 @@ def _log_reward(path: Path, name: str, row: int, value: Any) -> float:
         log_reward = number if name == LOG_REWARD else math.log(number)
     except (TypeError, ValueError):
         log_reward = math.nan
-    if not log_reward < math.inf:
-        rule = "a number below inf" if name == LOG_REWARD else "a number above 0"
+    if not abs(log_reward) <= _HIGHEST:
+        rule = "a finite float32 number" if name == LOG_REWARD else "a finite number above 0"
         raise ArgumentError(f"{path}: {name} of row {row} must be {rule}, got {shown(value)}")
     return log_reward
 

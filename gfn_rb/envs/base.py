@@ -339,17 +339,20 @@ class GFNEnv(KeepsArguments, EnvBase):
 
     def _parsed_numbers(self, words: Sequence[str], width: int) -> Tensor:
         """Return what ``numbers_in_words`` was given, so many numbers in each row."""
-        kind = float if self.state_dtype.is_floating_point else int
+        dtype, is_float = self.state_dtype, self.state_dtype.is_floating_point
+        kind, info = (float, torch.finfo(dtype)) if is_float else (int, torch.iinfo(dtype))
         rows = []
         for text in words:
             try:
                 rows.append([kind(number) for number in text.strip().strip("()").split(",")])
             except ValueError:
                 rows.append([])
-            if len(rows[-1]) != width:
-                raise ArgumentError(f"words must be {width} numbers, as (3, 0), got {text!r:.80}")
+            if len(rows[-1]) != width or not all(info.min <= each <= info.max for each in rows[-1]):
+                raise ArgumentError(
+                    f"words must be {width} finite {dtype} numbers, as (3, 0), got {text!r:.80}"
+                )
         device = self.source_state.device
-        return torch.tensor(rows, dtype=self.state_dtype, device=device).reshape(-1, width)
+        return torch.tensor(rows, dtype=dtype, device=device).reshape(-1, width)
 
     def _check_parsed(self, state: Tensor, words: Sequence[str]) -> None:
         """Raise unless states are terminating; the first text that describes none is named."""

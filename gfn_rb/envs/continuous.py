@@ -213,7 +213,7 @@ class Box(ContinuousEnv):
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n 2"]:
         """Allow a move where a step stays within the square, the exit everywhere but the source."""
-        inside = ~self.is_sink(state)
+        inside = ((state >= 0) & (state <= 1)).all(1)
         has_room = (1 - state).norm(dim=1) > self.delta
         moves = (has_room & inside) | self.is_source(state)
         return torch.stack([moves, inside & ~self.is_source(state)], 1)
@@ -270,7 +270,7 @@ class Box(ContinuousEnv):
 
     def move(self, state: StateBatch, move: Float[Tensor, "n 3"]) -> StateBatch:
         """Add the vector of the move."""
-        return (state + _vector(move)).clamp(max=1)
+        return (state + _vector(move)).clamp(0, 1)
 
     def undo(self, state: StateBatch, move: Float[Tensor, "n 3"]) -> StateBatch:
         """Subtract the vector of the move; a first move leads back to the source."""

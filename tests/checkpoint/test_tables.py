@@ -8,7 +8,7 @@ from factories import Ladder, seeded
 
 from gfn_rb import MergedReplayBuffer, fifo_buffer, terminating_state_buffer
 from gfn_rb.checkpoint import export_table, import_table
-from gfn_rb.envs import BayesianDAG, HyperGrid, Line, QM9Strings, TFBind8
+from gfn_rb.envs import BayesianDAG, Box, Gaussians25, HyperGrid, Line, QM9Strings, TFBind8
 from gfn_rb.errors import ArgumentError
 from gfn_rb.policies import ForwardPolicy
 from gfn_rb.rollout import Sampler
@@ -81,19 +81,38 @@ def test_rewards_are_taken_in_nats(tmp_path):
     path = table(tmp_path / "t.csv", [("AAAAAAAA", 2.0), ("ACGTACGT", 1.0)], ("object", "reward"))
     rows = import_table(path, TFBind8())
     assert rows["log_reward"].tolist() == [pytest.approx(0.6931472), 0.0]
-    path = table(tmp_path / "t.csv", [("AAAAAAAA", "-inf", 7)], ("object", "log_reward", "age"))
-    assert import_table(path, TFBind8())["log_reward"].tolist() == [-torch.inf]
+    path.write_text("\ufeffobject,log_reward,age\n\nAAAAAAAA,-3,7\n", encoding="utf-8")  # as Excel
+    assert import_table(path, TFBind8())["log_reward"].tolist() == [-3.0]
 
 
 @pytest.mark.parametrize(
     ("rows", "columns", "message"),
     [
-        ([("AAAAAAAA", "x")], ("object", "log_reward"), "log_reward of row 1 must be a number"),
-        ([("AAAAAAAA", 0)], ("object", "reward"), "reward of row 1 must be a number above 0, got"),
-        ([("AAAAAAAA", "nan")], ("object", "log_reward"), "row 1 must be a number below inf, got"),
+        ([("AAAAAAAA", "x")], ("object", "log_reward"), "log_reward of row 1 must be a finite"),
+        ([("AAAAAAAA", 0)], ("object", "reward"), "reward of row 1 must be a finite number"),
+        ([("AAAAAAAA", "nan")], ("object", "log_reward"), "row 1 must be a finite float32 number"),
+        ([("AAAAAAAA", "-inf")], ("object", "log_reward"), "row 1 must be a finite float32 number"),
+        ([("AAAAAAAA", "1e39")], ("object", "log_reward"), "row 1 must be a finite float32 number"),
+        ([("AAAAAAAA", "inf")], ("object", "reward"), "row 1 must be a finite number above 0, got"),
         ([("AAAAAAAA", 1.0)], ("object", "score"), "must have the columns object and log_reward"),
         ([], ("object", "log_reward"), "must have the columns object and log_reward or reward"),
-        ([("AAAA", 1.0)], ("object", "log_reward"), "words must describe terminating states of TF"),
+        (
+            [("AAAA", 1.0)],
+            ("object", "log_reward"),
+            "row 1: words must describe terminating",
+        ),
+        (
+            [("AAAAAAAA", 1.0), ("A" * 9, 1.0)],
+            ("object", "log_reward"),
+            "object of row 2: strings must have at most 8 letters, got",
+        ),
+        (
+            [("A" * 8, 1.0), ("A" * 8, 1, 2)],
+            ("object", "reward"),
+            "row 2 must have 2 fields, got",
+        ),
+        ([("A" * 8, 1.0)], ("object", "reward", "age"), "row 1 must have 3 fields, got 2"),
+        ([("A" * 8, 1, 2)], ("object", "reward", "reward"), "must have each column once, got"),
         ([("AAAAAAAU", 1.0)], ("object", "log_reward"), "must hold only the letters ACGT, got"),
     ],
 )
@@ -116,8 +135,21 @@ def test_bad_files_and_environments(tmp_path):
         import_table(tmp_path / "t.parquet", env)
     with pytest.raises(ArgumentError, match="env must be an environment with a method parse"):
         import_table(tmp_path / "t.csv", str)
-    with pytest.raises(ArgumentError, match=r"words must be 2 numbers, as \(3, 0\), got '3'"):
+    with pytest.raises(
+        ArgumentError, match=r"words must be 2 finite torch.int64 numbers, as .* got '3'"
+    ):
         HyperGrid(2, 4).parse(["3"])
+    with pytest.raises(
+        ArgumentError, match=r"words must be 2 finite torch.int64 numbers, as .* got"
+    ):
+        HyperGrid(2, 4).parse([f"({10**19}, 0)"])
+    for text in ("(nan, 0.5)", "(0.5, inf)", "(1e39, 0)"):
+        for continuous in (Box(), Gaussians25()):
+            with pytest.raises(ArgumentError, match=r"words must be 2 finite torch.float32"):
+                continuous.parse(["(0.5, 0.5)", text])
+    for text in ("(2, 2)", "(-0.5, 0.5)", "(0, 0)"):
+        with pytest.raises(ArgumentError, match="words must describe terminating states of Box"):
+            Box().parse(["(0.5, 0.5)", text])
     with pytest.raises(
         ArgumentError, match=r"words must describe terminating states .* '\(9, 0\)'"
     ):
