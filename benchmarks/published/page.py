@@ -125,12 +125,12 @@ def _by_default(folder: Path) -> list[str]:
 
 def _beside_fifty_lines(folder: Path) -> list[str]:
     """Return a table of runs whose buffer is fifty lines, beside those with the library's."""
-    titles = ["the defaults", *(f"fifty lines: {title}" for title, _, _ in ARMS.values())]
+    titles = ["the defaults", *(title for title, _, _ in ARMS.values())]
     lines = [
         "### Fifty lines of code",
         "",
         "The same loop and options, with `benchmarks/fifty_lines.py` as the buffer "
-        "(`python -m benchmarks.published fifty_lines_ARM_TASK`).",
+        "(`python -m benchmarks.published fifty_lines_ARM_TASK`): what it stores and draws.",
         "",
         f"| task | figure | {' | '.join(titles)} |",
         "| --- " * (2 + len(titles)) + "|",
@@ -141,9 +141,7 @@ def _beside_fifty_lines(folder: Path) -> list[str]:
         n = min(map(len, found))  # the same seeds of all
         for figure in DEFAULTS[task].figures[:2] if n else ():
             cells = [_cell(figure, results[:n]) for results in found]
-            lines.append(
-                f"| {DEFAULTS[task].title}, {n} seeds | {figure.title} | {' | '.join(cells)} |"
-            )
+            lines.append(f"| {task}, {n} seeds | {figure.title} | {' | '.join(cells)} |")
     return lines
 
 

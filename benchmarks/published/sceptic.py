@@ -18,9 +18,9 @@ from gfn_rb.training import Hooks
 
 TASKS = ("grid_4d_16", "grid_3d", "grid_2d_128", "tfbind8", "qm9", "words")
 ARMS = {
-    "uniform": ("newest, uniform draws of stored trajectories", "uniform", "trajectories"),
-    "rank": ("best, rank draws of stored trajectories", "rank", "trajectories"),
-    "walked": ("best, rank draws, trajectories walked anew", "rank", "terminal"),
+    "uniform": ("stored trajectories, uniform", "uniform", "trajectories"),
+    "rank": ("stored trajectories, rank", "rank", "trajectories"),
+    "walked": ("terminating states, rank", "rank", "terminal"),
 }
 """What the fifty lines do: in words, their draw, and what is stored."""
 _OBJECT = "state"  # what fifty lines tell rows apart by
