@@ -364,6 +364,11 @@ class DrawInfo(dict[str, Any]):
         return dict, (dict(self),)
 
 
+def draw_generator(sampler: Sampler) -> torch.Generator | None:
+    """Return what a sampler draws with, None for PyTorch's generator (``Sampler._rng``)."""
+    return sampler._rng
+
+
 def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
     """Return the slot that is written next (``RoundRobinWriter._cursor``)."""
     return writer._cursor

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from threading import get_ident
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.sample_units import SampleUnit
-from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.column import KeyColumn
-from gfn_rb.errors import EmptyBufferError, ShapeError
+from gfn_rb.errors import ArgumentError, EmptyBufferError, ShapeError
 from gfn_rb.keys import N_DRAWS
-from gfn_rb.shapes import Bool, Int64
-from gfn_rb.sharing import record_slots
-
-_ROUNDS = 64  # draws that are tried for one batch
+from gfn_rb.samplers.base import KeySampler
+from gfn_rb.samplers.groups import GroupSampler
+from gfn_rb.shapes import Bool, Float64, Int64
+from gfn_rb.sharing import lock_of, record_slots
 
 
 class DrawLimit(SampleUnit):
@@ -26,22 +28,29 @@ class DrawLimit(SampleUnit):
 
     The count is an entry of the stored row, so that it moves, is saved and is shared with the row.
     A row that was drawn too often, or comes up too often within one batch, is drawn again: the
-    batch has the law of single draws one after another, of rows that may still be drawn. Batches
-    of a :class:`~gfn_rb.GroupSampler` are drawn again by whole groups.
+    batch has the law of single draws one after another, of rows that may still be drawn.
 
     Args:
         max_draws: highest number of draws of a row, at least 1.
-
-    Attributes:
-        sampler: sampler of the buffer, which sets it.
     """
-
-    sampler: Sampler
 
     def __init__(self, max_draws: int) -> None:
         self.max_draws = max_draws
         self._column = KeyColumn(N_DRAWS)
-        self._may_be_exhausted = True  # whether some row perhaps has no draw left
+        # Storage and revision in which every row had a draw left.
+        self._clean: tuple[Storage, int] | None = None
+        # By thread, the batch that was counted last, and the revision of the storage.
+        self._counted: dict[int, tuple[Int64[Tensor, "n"], int]] = {}
+
+    def use(self, sampler: Sampler) -> None:
+        """Take the sampler of the buffer, which must draw single rows of known probability."""
+        known = KeySampler, RandomSampler, SamplerWithoutReplacement
+        if isinstance(sampler, GroupSampler) or not isinstance(sampler, known):
+            raise ArgumentError(
+                f"sampler must draw single rows, uniformly or as a KeySampler, beside max_draws="
+                f"{self.max_draws}, got {type(sampler).__name__}"
+            )
+        self._sampler = sampler
 
     def stamped(self, rows: TensorDictBase) -> TensorDictBase:
         """Return rows that were never drawn, batch size [n] or []."""
@@ -50,16 +59,22 @@ class DrawLimit(SampleUnit):
 
     def exhausted(self, storage: Storage) -> Int64[Tensor, "m"]:
         """Return the slots of rows without a draw left. The caller removes them."""
-        if not self._may_be_exhausted:
+        now = storage, compat.mutation_revision(storage)
+        if now == self._clean and lock_of(storage) is None:  # nor do other processes draw
             return torch.empty(0, dtype=torch.int64)
-        self._may_be_exhausted = False
-        return (self._column.values(storage) >= self.max_draws).nonzero()[:, 0]
+        slot = (self._column.values(storage) >= self.max_draws).nonzero()[:, 0]
+        self._clean = None if len(slot) else now
+        return slot
 
-    def n_left(self, storage: Storage) -> int:
-        """Return how many draws are left in all."""
+    def n_left(self, storage: Storage, n: int = 1) -> int:
+        """Return how many draws are left for a batch of n rows; the caller holds the locks."""
+        return int(self._left(storage, n).sum()) if len(storage) else 0
+
+    def begin(self, n: int, storage: Storage) -> None:
+        """Begin to draw n rows; raise an EmptyBufferError if there are none."""
+        self._counted.pop(get_ident(), None)
         if not len(storage):
-            return 0
-        return int((self.max_draws - self._column.values(storage)).clamp_(min=0).sum())
+            raise self._lack(n, 0, storage)
 
     def expand(
         self, index: Any, info: dict[str, Any], storage: Storage
@@ -72,7 +87,7 @@ class DrawLimit(SampleUnit):
             storage: storage of the rows.
 
         Raises:
-            EmptyBufferError: fewer draws are left, or the sampler does not find them.
+            EmptyBufferError: fewer draws are left.
             ShapeError: the storage has several dimensions.
         """
         if not isinstance(index, Tensor) or index.ndim != 1:
@@ -81,46 +96,56 @@ class DrawLimit(SampleUnit):
             self._count(index, storage, -1)
             index, info = self._drawn_again(index, info, storage)
             self._count(index, storage)
+        self._counted[get_ident()] = index, compat.mutation_revision(storage)
         return index, info
+
+    def count_back(self, storage: Storage) -> None:
+        """Count this thread's batch back, unless writes since then may have moved its rows."""
+        index, revision = self._counted.pop(get_ident(), (None, 0))
+        if index is not None and revision == compat.mutation_revision(storage):
+            self._count(index, storage, -1)
 
     def _drawn_again(
         self, index: Int64[Tensor, "n"], info: dict[str, Any], storage: Storage
     ) -> tuple[Int64[Tensor, "n"], dict[str, Any]]:
         """Draw again the rows of a batch that have no draw left."""
-        n, may = index.shape[0], self._may_draw(index, storage)
-        if (n_left := self.n_left(storage)) < n:
-            raise EmptyBufferError(
-                f"cannot draw {n} items: max_draws={self.max_draws} leaves {n_left} draws of the "
-                f"{len(storage)} stored items"
-            )
-        for _ in range(_ROUNDS):
-            more, known = self.sampler.sample(storage, n)
-            index = torch.cat([index[may], more])
-            info = {key: torch.cat([info[key][may], known[key]]) for key in info if key in known}
-            may = self._may_draw(index, storage)
-            if int(may.sum()) >= n:
-                first = may.nonzero()[:n, 0]
-                return index[first], compat.DrawInfo(
-                    {key: value[first] for key, value in info.items()}
-                )
-        raise EmptyBufferError(
-            f"cannot draw {n} items: {self.sampler} drew {int(may.sum())} in {_ROUNDS} tries that "
-            f"max_draws={self.max_draws} allows"
-        )
+        n, sampler = index.shape[0], self._sampler
+        generator = compat.draw_generator(sampler)
+        left, log_prob = self._left(storage, n), self._log_probs(storage)
+        if (n_left := int(left.sum())) < n:
+            raise self._lack(n, n_left, storage)
+        index = index[_within(index, left)]
+        while lacks := n - len(index):  # each time at least one is found
+            may = left > torch.bincount(index, minlength=len(left))
+            mass = log_prob.where(may, -math.inf).softmax(0).cumsum(0)
+            uniform = torch.rand(lacks, dtype=mass.dtype, device=mass.device, generator=generator)
+            more = torch.searchsorted(mass, uniform * mass[-1], right=True)
+            index = torch.cat([index, more])
+            index = index[_within(index, left)]
+        if isinstance(sampler, KeySampler):
+            info = sampler.info_of(storage, index, log_prob[index].to(torch.float32))
+        return index, info
 
-    def _may_draw(self, index: Int64[Tensor, "n"], storage: Storage) -> Bool[Tensor, "n"]:
-        """Return which rows of a batch have a draw left, the earlier ones of a row first."""
-        ordered, order = index.sort(stable=True)
-        nth = torch.empty_like(index)
-        nth[order] = torch.arange(len(index), device=index.device) - torch.searchsorted(
-            ordered, ordered
+    def _left(self, storage: Storage, n: int) -> Int64[Tensor, "len"]:
+        """Return how often each row may be in a batch of n rows."""
+        left = (self.max_draws - self._column.values(storage)).clamp_(min=0)
+        left.masked_fill_(self._log_probs(storage) == -math.inf, 0)
+        replacement = getattr(self._sampler, "replacement", True)
+        if replacement is False or (replacement == "auto" and n <= int(left.count_nonzero())):
+            left.clamp_(max=1)
+        return left
+
+    def _log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:
+        """Return the log-probability of each row up to a constant, with or without a draw left."""
+        if isinstance(self._sampler, KeySampler):
+            return self._sampler.log_probs(storage)
+        return torch.zeros_like(self._column.values(storage), dtype=torch.float64)
+
+    def _lack(self, n: int, n_left: int, storage: Storage) -> EmptyBufferError:
+        return EmptyBufferError(
+            f"cannot draw {n} items: max_draws={self.max_draws} leaves {n_left} draws of the "
+            f"{len(storage)} stored items"
         )
-        may = nth < self.max_draws - self._column.values(storage)[index]
-        shape_of = getattr(self.sampler, "shape_of", None)
-        if shape_of is None:
-            return may
-        k = shape_of(len(index))[1]
-        return may.view(-1, k).all(1).repeat_interleave(k)
 
     def _count(self, index: Int64[Tensor, "n"], storage: Storage, n_draws: int = 1) -> int:
         """Count draws, and return the highest count of a row that was drawn."""
@@ -130,8 +155,22 @@ class DrawLimit(SampleUnit):
         now = counts[index]
         if isinstance(storage, ListStorage):
             self._column.write(storage, index, now)
-            compat.mark_update(storage, index)
             self._column.announce(storage, index)
+            for rb in compat.attached_buffers(storage):  # for which the rows are no new ones
+                for column in vars(rb.sampler).values():
+                    if isinstance(column, KeyColumn):
+                        column.announce(storage, index)
         highest = int(now.max())
-        self._may_be_exhausted |= highest >= self.max_draws
+        if highest >= self.max_draws:
+            self._clean = None
         return highest
+
+
+def _within(index: Int64[Tensor, "n"], left: Int64[Tensor, "len"]) -> Bool[Tensor, "n"]:
+    """Return which rows of a batch have a draw left, the earlier ones of a row first."""
+    ordered, order = index.sort(stable=True)
+    nth = torch.empty_like(index)
+    nth[order] = torch.arange(len(index), device=index.device) - torch.searchsorted(
+        ordered, ordered
+    )
+    return nth < left[index]

@@ -158,6 +158,8 @@ class _TrackedWrites(DrawsAhead):
         except BaseException:
             with replay_lock(self), write_lock(self):
                 self.statistics.rows[side] -= n
+                if side == DRAWN and self.draw_limit is not None:
+                    self.draw_limit.count_back(self.storage)
             raise
 
     def _count(self, side: int, n: int) -> bool:
@@ -261,7 +263,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             drawn, and the next call of ``extend`` or ``sample`` removes them. Until then a batch's
             ``index`` is valid. A row that is added again counts from 0. The counts are saved with
             the rows, also by a journal: after a restart, batches that were drawn are not drawn
-            again. Excludes ``prefetch`` and ``sample_unit``.
+            again. Excludes ``prefetch``, ``sample_unit`` and :class:`~gfn_rb.GroupSampler`.
         **options: other options of a ``TensorDictReplayBuffer``, of which
             :class:`~gfn_rb.buffers.BufferOptions` has most. Default of ``storage``: a
             ``ListStorage`` of 1,000 rows.
@@ -272,8 +274,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     Raises:
         ArgumentError: ``prefetch`` is set beside a rate limiter or ``max_draws``, ``max_age`` or
-            ``max_draws`` is too low, or the writer has no ``remove`` beside one of them, as
-            :class:`~gfn_rb.RewardPrioritizedWriter` has.
+            ``max_draws`` is too low, the writer has no ``remove`` beside one of them, as
+            :class:`~gfn_rb.RewardPrioritizedWriter` has, or the sampler does not draw single rows
+            beside ``max_draws``.
     """
 
     def __init__(
@@ -313,8 +316,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
                     f"writer must be able to remove rows for {name}={limit}, got {self.writer!r}"
                 )
         if self.draw_limit is not None:
-            self.draw_limit.sampler = self.sampler
-        self.statistics = ReplayStatistics(storage_device(self.storage))
+            self.draw_limit.use(self.sampler)
+        self.statistics = ReplayStatistics(storage_device(self.storage), max_draws is not None)
         if self.counts_rows:
             self.insert_transform(0, self.statistics)
 
@@ -334,6 +337,12 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             ShapeError: tensors of the dict have different numbers of rows.
         """
         return super().extend(data if isinstance(data, TensorDictBase) else _rows(data), **options)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write rows, which count as never drawn, or an entry of all rows."""
+        if self.draw_limit is not None and isinstance(value, TensorDictBase):
+            value = self.draw_limit.stamped(value)
+        super().__setitem__(index, value)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of drawn rows, if the sampler draws by priority.
@@ -364,6 +373,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         if self.draw_limit is not None:
             self._drop_exhausted(self.draw_limit)
+            self.draw_limit.begin(batch_size, self.storage)
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
         self._note_drawn(info[INDEX])
@@ -406,7 +416,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
         if in_turn and self.draw_limit is not None:
             n = self._batch_size if batch_size is None else batch_size
-            in_turn = self.draw_limit.n_left(self.storage) >= (n or 1)
+            with replay_lock(self), write_lock(self):
+                in_turn = self.draw_limit.n_left(self.storage, n or 1) >= (n or 1)
         return in_turn and super().can_sample(batch_size)
 
     def wait_until_sampleable(
@@ -492,10 +503,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler, and return the former one."""
-        former = super().set_sampler(sampler)
         if self.draw_limit is not None:
-            self.draw_limit.sampler = sampler
-        return former
+            self.draw_limit.use(sampler)
+        return super().set_sampler(sampler)
 
     def set_storage(
         self, storage: Storage, collate_fn: Callable[..., Any] | None = None

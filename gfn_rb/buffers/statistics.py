@@ -29,13 +29,15 @@ class ReplayStatistics(Transform):
 
     Args:
         device: device of the rows.
+        hides_draws: whether rows have the number of their draws, which only the storage keeps.
     """
 
     counts: Tensor
     ages: Tensor
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    def __init__(self, device: torch.device | None = None, hides_draws: bool = False) -> None:
         super().__init__()
+        self._hides_draws = hides_draws
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
         self.seconds_waited = [0.0, 0.0]  # by the side that offers, and by the one that draws
         self.n_old = 0  # rows that were too old when they were offered
@@ -89,8 +91,8 @@ class ReplayStatistics(Transform):
         return tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return rows without the number of their draws, which the storage keeps."""
-        return tensordict.exclude(N_DRAWS) if N_DRAWS in tensordict.keys() else tensordict  # noqa: SIM118
+        """Return rows without the number of their draws, if that is limited."""
+        return tensordict.exclude(N_DRAWS) if self._hides_draws else tensordict
 
 
 class DrawnSlots:

@@ -19,7 +19,7 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.containers.objects import ObjectsInRows, objects_in, terminating_states
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.objects import Hashed, Objects
-from gfn_rb.keys import INDEX, LOG_REWARD
+from gfn_rb.keys import INDEX, LOG_REWARD, N_DRAWS
 from gfn_rb.numerics.weighted_rows import gumbel_of
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.storages import EncodedStorage
@@ -54,6 +54,7 @@ class ObjectIndex:
         # it was given to the rank.
         self.sent = np.zeros((n, n_ranks), bool, order="F")
         self.given = np.zeros((n, n_ranks), bool, order="F")
+        self._own = (INDEX,) if getattr(rb, "draw_limit", None) is None else (INDEX, N_DRAWS)
         self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
@@ -90,9 +91,9 @@ class ObjectIndex:
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
         """Return copies of rows on the CPU as they came, whole where they are stored compact."""
         if self.encoded is not None:
-            stored = self.encoded.padded_rows(rows).exclude(INDEX)
+            stored = self.encoded.padded_rows(rows).exclude(*self._own)
         else:
-            stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
+            stored = select_rows(all_slots(self.storage), rows, but=self._own)
         if torch.device(self.storage.device).type != "cpu":
             stored = stored.cpu()
         if self._compact is None:

@@ -25,7 +25,7 @@ from gfn_rb.errors import (
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.weighted_rows import WeightedRows, weighted_rows
-from gfn_rb.shapes import Float64
+from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, assert_on_device, outside_graph
@@ -120,9 +120,6 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         It is the log-probability of the row as a single draw, also where rows are drawn without
         replacement.
         """
-        return self._draw(storage, batch_size)
-
-    def _draw(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         stored = len(storage)
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
@@ -146,7 +143,13 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         elif isinstance(enough, Tensor) and self.replacement == "auto":
             pair = distribution.draw(batch_size, self._rng)
             index, log_prob = torch.where(enough, index, pair[0]), log_prob.where(enough, pair[1])
-        return index, DrawInfo({DRAW_LOG_PROB: log_prob})
+        return index, self.info_of(storage, index, log_prob)
+
+    def info_of(
+        self, storage: Storage, index: Int64[Tensor, "n"], log_prob: Float[Tensor, "n"]
+    ) -> dict[str, Any]:
+        """Return what is known of rows that are drawn, by their log-probabilities in float32."""
+        return DrawInfo({DRAW_LOG_PROB: log_prob})
 
     @outside_graph
     def log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:

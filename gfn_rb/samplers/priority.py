@@ -20,6 +20,7 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
+from gfn_rb.shapes import Float, Int64
 
 _AT_LEAST_0 = "a number of at least 0"
 
@@ -159,11 +160,12 @@ class PrioritySampler(KeySampler):
             )
         super()._refuse(values)
 
-    @compat.outside_graph
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draw the indices of a batch, with ``priority_weight``, as the base class does."""
+    def info_of(
+        self, storage: Storage, index: Int64[Tensor, "n"], log_prob: Float[Tensor, "n"]
+    ) -> dict[str, Any]:
+        """Return what is known of rows that are drawn, with ``priority_weight``, and note them."""
+        info = super().info_of(storage, index, log_prob)
         self._storage = storage
-        index, info = self._draw(storage, batch_size)
         tree = self._distribution
         assert isinstance(tree, Weights | WeightedRows)
         log_weight = tree.log_weight.index_select(0, index)
@@ -180,7 +182,7 @@ class PrioritySampler(KeySampler):
                 drawn[: self._drawn.shape[0]] = self._drawn
             self._drawn = drawn
         drawn.index_copy_(0, index, stamps)
-        return index, info
+        return info
 
     # Priorities.
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.draws_kill import draw_and_kill
+from checkpoint.journal_kill import forked
 from factories import DEVICES, assert_equal, in_fresh_process, journaled, rows, seeded
 from statistics_of_draws import chi_square_p, successive
-from torchrl.data import LazyMemmapStorage, ListStorage
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers.sample_units import Transition
+from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
 
 import gfn_rb
 from gfn_rb import load_checkpoint, save_checkpoint
@@ -89,19 +91,6 @@ def test_draws_of_several_rows_each_are_uniform_over_what_is_left():
     assert chi_square_p(counts, [1 / 16] * 16) > 1e-3
 
 
-def test_batches_of_groups_stay_whole():
-    sampler = GroupSampler("group", samples_per_group=2, replacement=True)
-    rb = gfn_rb.fifo_buffer(24, sampler=sampler, max_draws=2, generator=seeded())
-    rb.extend(rows(torch.zeros(24), group=torch.arange(6).repeat_interleave(4)))
-    drawn = Counter()
-    for _ in range(6):
-        batch = rb.sample(4)
-        group = batch["group"].view(-1, 2)
-        assert (group[:, 0] == group[:, 1]).all()
-        drawn.update(batch["x"].tolist())
-    assert max(drawn.values()) <= 2
-
-
 def test_slots_of_a_batch_are_valid_until_the_next_call():
     rb = gfn_rb.fifo_buffer(8, sampler=PrioritySampler(), max_draws=1, generator=seeded())
     rb.extend(rows(torch.zeros(8)))
@@ -157,13 +146,113 @@ def test_rejected_draws_are_not_counted():
         rb.sample(4)
     assert rb.stats()["drawn"] == 0
     assert len(rb.sample(3)) == 3
-    rb = gfn_rb.fifo_buffer(
-        4, max_draws=1, sampler=SoftmaxRewardSampler(temperature=0.01, replacement=True)
-    )
-    rb.extend(rows([0.0, -9.0, -9.0, -9.0]))
-    with pytest.raises(EmptyBufferError, match="drew 1 in 64 tries that max_draws=1 allows"):
-        rb.sample(2)
-    assert rb.sample(1)["x"].item() == 0
+    rb = gfn_rb.fifo_buffer(8, max_draws=1)
+    rb.extend(rows(torch.zeros(3)))
+    rb.sample(3)
+    with pytest.raises(EmptyBufferError, match="max_draws=1 leaves 0 draws of the 0 stored"):
+        rb.sample(1)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_draws_of_a_batch_that_fails_are_not_counted(storage):
+    def fail(_):
+        raise ValueError("no batch")
+
+    rb = gfn_rb.fifo_buffer(4, max_draws=1, storage=storage(4))
+    rb.extend(rows(torch.zeros(4)))
+    rb.append_transform(fail)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no batch"):
+            rb.sample(4)
+        assert rb.can_sample(4)
+    assert rb.stats()["drawn"] == 0
+
+
+@pytest.mark.parametrize("replacement", [True, False, "auto"])
+@pytest.mark.parametrize("kind", ["softmax", "priorities"])
+def test_rows_beside_one_of_nearly_all_mass_are_drawn(kind, replacement):
+    priority = torch.tensor([1e30, *[1e-30] * 4, 0.0])  # row 5 is never drawn
+    if kind == "softmax":
+        sampler = SoftmaxRewardSampler(replacement=replacement)
+    else:
+        sampler = PrioritySampler("priority", eps=0.0, replacement=replacement)
+    rb = gfn_rb.fifo_buffer(6, max_draws=2, sampler=sampler, generator=seeded())
+    rb.extend(rows(10 * priority.log(), priority=priority))
+    drawn, n = Counter(), 3
+    while rb.can_sample(n):
+        batch = rb.sample(n)
+        if replacement is False:
+            assert len(batch["x"].unique()) == n
+        log_prob = rb.sampler.log_probs(rb.storage)[batch["index"]]
+        assert torch.allclose(batch["draw_log_prob"], log_prob.float())
+        if kind == "priorities":
+            rb.update_priority(batch["index"], torch.full((n,), 7.0))
+            assert sampler.n_late == 0
+        drawn.update(batch["x"].tolist())
+    assert 5 not in drawn
+    assert drawn.total() >= 6
+    assert replacement is False or drawn.total() == 9
+    with pytest.raises((ArgumentError, EmptyBufferError)):
+        rb.sample(n)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_counting_makes_no_new_rows(storage):
+    sampler = PrioritySampler(replacement=False)
+    rb = gfn_rb.fifo_buffer(8, max_draws=9, sampler=sampler, storage=storage(8), generator=seeded())
+    rb.update_priority(rb.extend(rows(torch.zeros(8))), torch.arange(1.0, 9.0))
+    before = sampler.log_probs(rb.storage).clone()
+    for _ in range(2):
+        rb.sample(8)
+    assert_equal(sampler.log_probs(rb.storage), before)
+    assert rb.stats()["drawn_unique"] == 8
+
+
+def test_a_process_removes_rows_that_another_one_exhausts():
+    rb = gfn_rb.fifo_buffer(8, max_draws=1, shared=True, storage=LazyMemmapStorage(8))
+    rb.extend(rows(torch.zeros(4)))
+    rb.extend(rows(torch.zeros(2), 4))
+    child, pipe = forked(lambda _: rb.sample(4))
+    os.close(pipe)
+    os.waitpid(child, 0)
+    rb.extend(rows(torch.zeros(1), 6))
+    assert len(rb) == 3
+
+
+@pytest.mark.parametrize("form", ["state_dict", "dumps", "checkpoint", "set_storage"])
+def test_rows_of_a_restored_buffer_are_removed(form, tmp_path):
+    rb, again = (gfn_rb.fifo_buffer(4, max_draws=1) for _ in range(2))
+    for each in (rb, again):
+        each.extend(rows(torch.zeros(4)))
+    again.extend(rows(torch.zeros(0)))  # which looks for rows without a draw left
+    rb.sample(3)
+    if form == "state_dict":
+        again.load_state_dict(rb.state_dict())
+    elif form == "dumps":
+        rb.dumps(tmp_path)
+        again.loads(tmp_path)
+    elif form == "checkpoint":
+        save_checkpoint(tmp_path / "rb.gfnrb", rb)
+        load_checkpoint(tmp_path / "rb.gfnrb", again)
+    else:
+        again.set_storage(rb.storage)
+    again.extend(rows(torch.zeros(0)))
+    assert len(again) == 1
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_rows_that_are_written_over_count_from_zero(storage):
+    rb = gfn_rb.fifo_buffer(4, max_draws=2, storage=storage(4), generator=seeded())
+    rb.extend(rows(torch.zeros(4)))
+    rb.sample(8)
+    rb[0:2] = rows(torch.zeros(2), 4)
+    assert rb.sample(4)["x"].unique().tolist() == [4, 5]
+
+
+def test_a_users_own_numbers_of_draws_are_kept():
+    rb = gfn_rb.fifo_buffer(4, statistics=True)
+    rb.extend(rows(torch.zeros(4), n_draws=torch.arange(4)))
+    assert rb.sample(4)["n_draws"].shape == (4,)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -175,6 +264,14 @@ def test_what_does_not_go_with_it():
         gfn_rb.fifo_buffer(8, max_draws=1, prefetch=1, batch_size=2)
     with pytest.raises(ArgumentError, match="sample_unit must be None beside max_draws"):
         gfn_rb.fifo_buffer(8, max_draws=1, sample_unit=Transition())
+    groups = GroupSampler("group", samples_per_group=2)
+    rb = gfn_rb.fifo_buffer(8, max_draws=1)
+    for sampler in (groups, SliceSampler(num_slices=2)):
+        with pytest.raises(ArgumentError, match=f"single rows.* got {type(sampler).__name__}$"):
+            gfn_rb.fifo_buffer(8, max_draws=1, sampler=sampler)
+        with pytest.raises(ArgumentError, match="sampler must draw single rows"):
+            rb.set_sampler(sampler)
+    assert isinstance(rb.sampler, RandomSampler)
     with pytest.raises(ArgumentError, match="got max_draws=1 in member 1"):
         gfn_rb.MergedReplayBuffer(gfn_rb.fifo_buffer(8), gfn_rb.fifo_buffer(8, max_draws=1))
     with pytest.raises(ArgumentError, match="writer must be able to remove rows for max_draws=1"):
