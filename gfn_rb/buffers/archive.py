@@ -103,7 +103,7 @@ class GridCells(Cells):
     def __init__(
         self,
         features: FeaturesOfRows,
-        bounds: Sequence[tuple[float, float]],
+        bounds: Sequence[tuple[float | int, float | int]],
         shape: Sequence[int],
     ) -> None:
         super().__init__(features)
