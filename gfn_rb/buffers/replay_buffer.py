@@ -128,12 +128,12 @@ class _TrackedWrites(DrawsAhead):
                 return -1
             return super()._add(data)
 
-    def _stamped(self, data: TensorDictBase, limit: DrawLimit) -> TensorDictBase:
+    def _stamped(self, data: TensorDictBase, limit: Any) -> TensorDictBase:
         """Return rows with the number of their draws, which is limited."""
         self._drop_exhausted(limit)
         return limit.stamped(data)
 
-    def _drop_exhausted(self, limit: DrawLimit) -> None:
+    def _drop_exhausted(self, limit: Any) -> None:
         """Remove the rows that were drawn as often as they may be."""
         if not is_laid_out(self.storage) or not len(self.storage):
             return
@@ -399,8 +399,13 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         if self.counts_rows:
             self.statistics.drawn_slots.note_written(index, self._n_slots())
 
-    def count_drawn(self, rows: Any, index: Tensor) -> None:
-        """Count rows that another method than :meth:`sample` drew; the caller holds the locks."""
+    def count_drawn(self, rows: Any, index: Tensor | None = None) -> None:
+        """Count rows that another method than :meth:`sample` drew; the caller holds the locks.
+
+        Args:
+            rows: the rows.
+            index: their slots, to count different rows; None if they are not known.
+        """
         self.statistics.rows[DRAWN] += len(rows)
         self._note_drawn(index)
         if (version := _version_of(rows)) is not None:

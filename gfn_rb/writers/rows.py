@@ -233,9 +233,10 @@ def side_by_side(storage: Storage, data: Rows, *stored: str) -> dict[NestedKey, 
     is_plain = type(data) is type(rows) is TensorDict and storage.ndim == 1
     if not is_plain or isinstance(storage, EncodedStorage) or data.shape[0] > storage.max_size:
         return None
-    if any(rows.get(name, None) is None for name in stored):
+    tensors = tensors_of(data)
+    if tensors is None or any(rows.get(name, None) is None for name in (*tensors, *stored)):
         return None
-    return tensors_of(data)
+    return tensors
 
 
 def run_to(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> Callable[[], None]:
