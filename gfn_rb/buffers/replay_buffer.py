@@ -23,7 +23,7 @@ from gfn_rb.containers.base import Container
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import is_laid_out, slots_to_allocate, storage_device
+from gfn_rb.storages import is_laid_out, storage_device
 from gfn_rb.torchrl_compat import (
     clear_prefetched,
     empty_part,
@@ -384,10 +384,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     def _note_drawn(self, index: Any) -> None:
         if isinstance(index, Tensor):  # of one dimension
-            self.statistics.drawn_slots.note_drawn(index, self._n_slots())
-
-    def _n_slots(self) -> int:
-        return slots_to_allocate(self.storage, len(self.storage))
+            self.statistics.drawn_slots.note_drawn(index, self.storage)
 
     def mark_update(self, index: int | Tensor) -> None:
         """Record that rows were written; writers call it.
@@ -397,7 +394,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         """
         super().mark_update(index)
         if self.counts_rows:
-            self.statistics.drawn_slots.note_written(index, self._n_slots())
+            self.statistics.drawn_slots.note_written(index, self.storage)
 
     def count_drawn(self, rows: Any, index: Tensor | None = None) -> None:
         """Count rows that another method than :meth:`sample` drew; the caller holds the locks.

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
 from torchrl.envs.transforms import Transform
 
 from gfn_rb.keys import N_DRAWS
 from gfn_rb.shapes import Int64
+from gfn_rb.storages import slots_to_allocate
 
 OFFERED, DRAWN = range(2)
 _MOST_EVENTS = 256  # that wait to be counted
@@ -110,23 +112,22 @@ class DrawnSlots:
         self._events: list[tuple[bool, Any]] = []  # whether rows were drawn or written, their slots
         self._n_slots = 0
 
-    def note_drawn(self, index: Int64[Tensor, "n"], n_slots: int) -> None:
+    def note_drawn(self, index: Int64[Tensor, "n"], storage: Storage) -> None:
         """Record which rows were drawn.
 
         Args:
             index: slots of the rows.
-            n_slots: number of slots of the storage, as far as they are in use.
+            storage: storage of the rows.
         """
-        self._n_slots = n_slots
-        self._note(True, index)
+        self._note(True, index, storage)
 
-    def note_written(self, index: int | Tensor, n_slots: int) -> None:
+    def note_written(self, index: int | Tensor, storage: Storage) -> None:
         """Record that slots, -1 for none, have rows that were never drawn."""
         if self._n_slots:
-            self._n_slots = n_slots
-            self._note(False, torch.as_tensor(index).reshape(-1))
+            self._note(False, torch.as_tensor(index).reshape(-1), storage)
 
-    def _note(self, is_draw: bool, index: Int64[Tensor, "n"]) -> None:
+    def _note(self, is_draw: bool, index: Int64[Tensor, "n"], storage: Storage) -> None:
+        self._n_slots = slots_to_allocate(storage, len(storage))
         on_host = index.is_cpu and self._flags.is_cpu
         self._events.append((is_draw, index.numpy().copy() if on_host else index.clone()))
         if len(self._events) >= _MOST_EVENTS:
