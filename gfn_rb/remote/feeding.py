@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb.arguments import require_choice
 from gfn_rb.buffers.compact import compact_rows_of
-from gfn_rb.column import KeyColumn
+from gfn_rb.column import KeyColumn, RowChanges
 from gfn_rb.containers.objects import ObjectsInRows, objects_in, terminating_states
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.objects import Hashed, Objects
+from gfn_rb.kernels.order import Order
+from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import INDEX, LOG_REWARD, N_DRAWS
-from gfn_rb.numerics.weighted_rows import gumbel_of
-from gfn_rb.shapes import Float, Float64, Int64
+from gfn_rb.shapes import Bool, Float, Int64
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, generator_of, length_of
 from gfn_rb.writers.rows import select_rows
@@ -54,6 +55,7 @@ class ObjectIndex:
         # it was given to the rank.
         self.sent = np.zeros((n, n_ranks), bool, order="F")
         self.given = np.zeros((n, n_ranks), bool, order="F")
+        self.unread: dict[int, RowChanges] = {}  # by rank, rows read again since it looked
         self._own = (INDEX,) if getattr(rb, "draw_limit", None) is None else (INDEX, N_DRAWS)
         self._compact = compact_rows_of(rb)
         self._length = 0
@@ -85,8 +87,10 @@ class ObjectIndex:
             left = self.number[np.concatenate([rows, emptied])]
             self.number[emptied] = -1
             self.number[rows] = self._replace(left[left >= 0], objects)
-        self._length = length
-        return torch.from_numpy(rows)
+        self._length, changed = length, torch.from_numpy(rows)
+        for unread in self.unread.values():
+            unread.note(changed, self.storage.max_size)
+        return changed
 
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
         """Return copies of rows on the CPU as they came, whole where they are stored compact."""
@@ -274,7 +278,11 @@ class Feeder:
 
 
 class Subscriber:
-    """A worker that a manager feeds. Each reply looks through all rows that the manager holds."""
+    """A worker that a manager feeds, and the rows that it may be given next, in order.
+
+    The order is brought up to date with the changes since the last reply. A reply therefore takes
+    as long from a large buffer as from a small one.
+    """
 
     def __init__(self, rank: int, terms: Any, feeder: Feeder) -> None:
         if (index := feeder.index) is None:
@@ -291,84 +299,80 @@ class Subscriber:
                 f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota!r:.80}"
             )
         require_choice("policy", policy, POLICIES)
-        self.quota, self.own = quota, own
+        self.quota, self.own, self.policy = quota, own, policy
         # Only the terms that are understood: they are saved, and others may be of any size.
         self.terms = {"quota": self.quota, "policy": policy, "own": own}
-        self._index, self._choose, self._generator = index, POLICIES[policy], feeder.generator
+        n, self._index, self._generator = index.storage.max_size, index, feeder.generator
+        index.unread[rank] = self._changes = RowChanges()  # at first perhaps all
+        self._ranking: Order | Weights = Weights(n) if policy == "softmax" else Order(n)
         if terms.get("fresh"):  # it starts anew, without the rows that it was given
             index.given[:, rank] = False
 
     def next(self, quota: int) -> TensorDictBase | None:
         """Return the next rows, and record that they were given."""
-        index, rank = self._index, self.rank
+        index = self._index
         if not index.storage.initialized:
             return None
         index.refresh()
-        number = index.number[: length_of(index.storage)]
-        known = index.given[:, rank] if self.own else index.given[:, rank] | index.sent[:, rank]
-        row = np.flatnonzero(~known.take(number))
-        log_reward: np.ndarray = index.log_reward(torch.from_numpy(row)).double().numpy()
-        is_possible = log_reward > -math.inf
-        row, log_reward = row[is_possible], log_reward[is_possible]
-        found = Candidates(index, row, log_reward, index.arrival[number[row]], self._generator)
-        picked = row[self._choose(found, quota)]
-        index.given[number[picked], rank] = True
+        length, changed = length_of(index.storage), self._changes.take()
+        self._rank(
+            np.arange(length)
+            if changed is None
+            else np.unique(changed[changed < length].numpy())  # others were emptied since
+        )
+        is_diverse = self.policy == "diverse"
+        picked = self._take(_POOL * quota if is_diverse else quota)
+        if is_diverse and len(picked) > quota:
+            states = terminating_states(index.read(torch.from_numpy(picked)))
+            chosen = np.arange(quota) if states is None else _furthest(states[0], quota)
+            self._rank(np.delete(picked, chosen))
+            picked = picked[chosen]
+        index.given[index.number[picked], self.rank] = True
         return index.read(torch.from_numpy(picked)) if len(picked) else None
 
+    def _rank(self, row: Int64[np.ndarray, "m"]) -> None:
+        """Put rows in their places, those that may not be given behind all others."""
+        index = self._index
+        log_reward = index.log_reward(torch.from_numpy(row)).to(torch.float64).numpy()
+        log_reward = np.where(self._is_known(row), -math.inf, log_reward)
+        if isinstance(self._ranking, Weights):
+            self._ranking.update(torch.from_numpy(row), torch.from_numpy(log_reward))
+            return
+        arrival, is_newest = index.arrival[index.number[row]], self.policy == "newest"
+        key = np.where(log_reward == -math.inf, math.inf, -arrival if is_newest else -log_reward)
+        self._ranking.put(row, key, -arrival)
 
-class Candidates(NamedTuple):
-    """Rows of a manager's buffer that could be fed to one worker, and what they are chosen by."""
+    def _take(self, n: int) -> Int64[np.ndarray, "k"]:
+        """Take out the next n rows that the worker does not know, or all there are."""
+        taken, ranking = np.empty(0, np.int64), self._ranking
+        while (left := n - len(taken)) > 0:
+            if isinstance(ranking, Weights):
+                row = ranking.draw_distinct(left, self._generator)[0]
+                ranking.update(row, torch.full(row.shape, -math.inf))
+                found = row.numpy()
+            else:
+                found = ranking.first(min(left, len(ranking)))
+                found = found[ranking.key[found] < math.inf]
+                ranking.remove(found)
+            n_found = len(found)
+            found = found[found < length_of(self._index.storage)]
+            # The worker may have sent objects since they were ranked.
+            taken = np.concatenate([taken, found[~self._is_known(found)]])
+            if n_found < left:
+                break
+        return taken
 
-    held: ObjectIndex
-    row: Int64[np.ndarray, "m"]
-    log_reward: Float64[np.ndarray, "m"]
-    arrival: Int64[np.ndarray, "m"]
-    generator: torch.Generator | None
-
-
-def _top(found: Candidates, k: int) -> Int64[np.ndarray, "j"]:
-    """Choose the items of highest reward, the best first; of equal ones, the newest."""
-    return _best(found.log_reward, found.arrival, k)
-
-
-def _newest(found: Candidates, k: int) -> Int64[np.ndarray, "j"]:
-    """Choose the items that arrived last."""
-    return _best(found.arrival, found.arrival, k)
-
-
-def _softmax(found: Candidates, k: int) -> Int64[np.ndarray, "j"]:
-    """Draw items without replacement in proportion to exp(log-reward), by the Gumbel trick."""
-    uniform = torch.rand(len(found.row), dtype=torch.float64, generator=found.generator)
-    return _best(found.log_reward + gumbel_of(uniform).numpy(), found.arrival, k)
-
-
-def _diverse(found: Candidates, k: int) -> Int64[np.ndarray, "j"]:
-    """Choose items of high reward far from each other.
-
-    Of the 8 k items of highest reward: the best, then repeatedly the one whose terminating state
-    has the largest L1 distance to all chosen before (Gonzalez 1985).
-    """
-    pool = _top(found, _POOL * k)
-    if len(pool) <= k:
-        return pool
-    states = terminating_states(found.held.read(torch.from_numpy(found.row[pool])))
-    return pool[:k] if states is None else pool[_furthest(states[0], k)]
-
-
-POLICIES: dict[str, Callable[[Candidates, int], np.ndarray]] = {
-    "top": _top,
-    "diverse": _diverse,
-    "softmax": _softmax,
-    "newest": _newest,
-}
+    def _is_known(self, row: Int64[np.ndarray, "m"]) -> Bool[np.ndarray, "m"]:
+        """Return which rows the worker was given or, unless it wants its own, sent."""
+        index, number = self._index, self._index.number[row]
+        known: np.ndarray = index.given[number, self.rank]
+        return known if self.own else known | index.sent[number, self.rank]
 
 
-def _best(key: np.ndarray, arrival: Int64[np.ndarray, "m"], k: int) -> Int64[np.ndarray, "j"]:
-    """Return the positions of the k highest keys, the highest first; of equal ones, the newest."""
-    at = np.arange(len(key))
-    if k < len(key):  # only those that are not below the k-th need be sorted
-        at = np.flatnonzero(key >= np.partition(key, -k)[-k])
-    return at[np.lexsort((-arrival[at], -key[at]))[:k]]
+# Highest log-reward first, of equal ones the newest; of the 8 k best, the best and then repeatedly
+# the one whose terminating state is furthest in L1 from all before (Gonzalez 1985); draws without
+# replacement in proportion to exp(log-reward); the last that arrived first.
+POLICIES = ("top", "diverse", "softmax", "newest")
 
 
 def _furthest(state: Tensor, k: int) -> Int64[np.ndarray, "k"]:

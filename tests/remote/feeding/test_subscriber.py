@@ -61,9 +61,8 @@ def test_a_worker_is_given_what_others_sent_once(rb, index, feeder, put):
 
 
 def test_items_of_reward_zero_are_not_given(rb, feeder):
-    subscriber = subscribed(feeder, 1, terms())
     rb.extend(objects([1, 2], [-math.inf, 0.0]))
-    assert given(subscriber) == [2]
+    assert given(subscribed(feeder, 1, terms())) == [2]
 
 
 def test_what_was_evicted_is_not_given(rb, index, feeder, put):
