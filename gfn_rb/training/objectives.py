@@ -168,19 +168,24 @@ class WeightAverage:
     Update n gives the average so far the weight n / (n + 9), at most 0.995: the first weights are
     soon forgotten, and later ones are averaged over about 200 updates.
 
+    Args:
+        loss: the loss whose weights are averaged.
+
     Attributes:
         loss: the loss with averaged weights, which shares the environment.
     """
 
     def __init__(self, loss: Loss) -> None:
         self.loss: Loss = deepcopy(loss, {id(loss.env): loss.env}).requires_grad_(False)
+        # Read once: to walk through the modules takes longer than to average their weights.
+        self._weights = [*self.loss.parameters()], [*loss.parameters()]
+        self._buffers = [*zip(self.loss.buffers(), loss.buffers(), strict=True)]
         self._n = 0
 
-    def update(self, loss: Loss) -> None:
-        """Add the weights of a loss to the average."""
-        average = get_ema_multi_avg_fn(min(DECAY, self._n / (self._n + 9)))
-        average([*self.loss.parameters()], [*loss.parameters()], self._n)
-        for mean, value in zip(self.loss.buffers(), loss.buffers(), strict=True):
+    def update(self) -> None:
+        """Add the weights that the loss has now to the average."""
+        get_ema_multi_avg_fn(min(DECAY, self._n / (self._n + 9)))(*self._weights, self._n)
+        for mean, value in self._buffers:
             mean.copy_(value)
         self._n += 1
 

@@ -169,7 +169,7 @@ class Trainer:
         self._losses["loss"].append(loss)
         if self._is_replayed:
             self._losses["replay_loss"].append(fmean(replayed) if replayed else 0.0)
-        self.average.update(self.loss)
+        self.average.update()
         if isinstance(self.schedule, objectives.FallingRates):
             self.schedule.observe(self._share_new, fmean([*losses, *replayed]))
         else:
