@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -34,11 +34,10 @@ _CHUNK = 1 << 24  # longer segments are sent in pieces, so that they can be drop
 # MPI may still read from or write to buffers of abandoned requests: they must outlive it.
 _abandoned: list[Any] = []
 
-# The first piece of a message: bytes of the message and of each later segment, then first bytes.
+# The first piece of a message: the number of its bytes, and the first of them.
+PREAMBLE = struct.Struct("<Q8x")  # as long as what follows is aligned to
 WHOLE = 1 << 18  # messages up to here are sent in one piece: a copy costs less than a second one
 SMALL = 1 << 16  # a smaller first part goes with the first piece; others are sent without a copy
-MAX_SEGMENTS = 7
-PREAMBLE = struct.Struct(f"<{1 + MAX_SEGMENTS}Q")
 
 
 class MPITransport(Transport):
@@ -118,18 +117,17 @@ class MPITransport(Transport):
         return TransportError(f"MPI refuses on rank {self.rank}: {error.Get_error_string()}")
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> MPISend:
-        head, segments = cut(parts, nbytes)
+        head, rest = cut(parts, nbytes)
         send = MPISend(self, dest, nbytes)
         self._sending = [other for other in self._sending if other.pending]
         self._sending.append(send)
-        # Only heads are probed for: they tell the sizes of the segments. Segments of two messages
-        # are not confused: MPI keeps the order of each source and tag, and no second head of these
-        # is matched before the first has been taken with its segments.
+        # Messages are not confused: MPI keeps the order of each source and tag, and pieces are
+        # looked for to complete the oldest message of these alone.
         send.start(self._heads, memoryview(head), tag + 1)
-        for part in segments:
-            content = memoryview(part.make()) if isinstance(part, LazyBuffer) else part
-            for start, end in _chunks(0, len(content)):
-                send.start(self._bodies, content[start:end], tag + 1)
+        for part in rest:
+            content = memoryview(_made(part))
+            for start in range(0, len(content), _CHUNK):
+                send.start(self._bodies, content[start : start + _CHUNK], tag + 1)
         return send
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
@@ -162,17 +160,18 @@ class MPITransport(Transport):
         """Return whether a message has arrived; give up its sender if it never will."""
         source, mpi = incoming.envelope.source, self._mpi
         try:
-            while incoming.place is not None:
+            while (left := incoming.envelope.nbytes - incoming.end) > 0:
                 # Not received blindly: some MPI crash where more comes than there is room for.
                 found = self._bodies.Improbe(source, incoming.envelope.tag + 1, self._status)
                 if found is None:
                     break
-                if (came := self._status.Get_count(mpi.BYTE)) != len(incoming.place):
-                    why = f"it sent {came} bytes after it announced {len(incoming.place)}"
+                if not 0 < (came := self._status.Get_count(mpi.BYTE)) <= min(left, _CHUNK):
+                    why = f"it sent {came} bytes where {left} of its message were left"
                     return self._give_up(source, why, incoming)
-                incoming.requests.append(found.Irecv([incoming.place, mpi.BYTE]))
-                incoming.place = next(incoming.places, None)
-            if incoming.place is None and mpi.Request.Testall(incoming.requests):
+                place = incoming.place(came)
+                incoming.requests.append(found.Irecv([place, mpi.BYTE]))
+                incoming.end += came
+            if left == 0 and mpi.Request.Testall(incoming.requests):
                 return True
         except mpi.Exception as error:
             self.translated(error, source)
@@ -227,20 +226,17 @@ class MPITransport(Transport):
                 self._mark_lost(came_from, "it closed its endpoint")
             elif came_from not in self._refused:
                 break
-        try:
-            nbytes, sizes = sizes_after(head.data, came_from)
-        except TransportError as error:
-            self._give_up(came_from, str(error))
+        inline = head[PREAMBLE.size :]
+        nbytes = PREAMBLE.unpack_from(head)[0] if len(head) >= PREAMBLE.size else -1
+        if len(inline) > nbytes:
+            self._give_up(came_from, f"it began a message with {len(head)} bytes that are none")
             return False
-        inline, envelope = head[PREAMBLE.size :], Envelope(came_from, came_as - 1, nbytes)
-        is_kept = nbytes <= self.max_nbytes  # MPI would keep what is not received
-        data = (
-            np.empty(nbytes if is_kept else min(sum(sizes), _CHUNK), np.uint8) if sizes else inline
-        )
-        if sizes and is_kept:
-            data[: len(inline)] = inline
-        places = _places(data.data, len(inline), sizes, is_kept)
-        self._matched.append(_Incoming(envelope, data, places, next(places, None)))
+        data, is_kept = inline, nbytes <= self.max_nbytes  # MPI would keep what is not received
+        if len(inline) < nbytes:
+            data = np.empty(nbytes if is_kept else _CHUNK, np.uint8)
+            data[: len(inline)] = inline if is_kept else 0
+        envelope = Envelope(came_from, came_as - 1, nbytes)
+        self._matched.append(_Incoming(envelope, data, is_kept, len(inline)))
         return True
 
     def _take(self, envelope: Envelope) -> np.ndarray:
@@ -306,11 +302,16 @@ class _Incoming:
 
     envelope: Envelope
     data: np.ndarray  # the message, or scratch memory for one that is too large
-    places: Iterator[memoryview]  # where its pieces go, in turn
-    place: memoryview | None  # the next of them
+    is_kept: bool
+    end: int  # bytes of the message that have begun to come
     requests: list[Any] = field(default_factory=list)
     waited: float = 0.0  # seconds
     looked: float = field(default_factory=time.monotonic)
+
+    def place(self, n: int) -> memoryview:
+        """Return where the next n bytes go: side by side, or all over each other."""
+        start = self.end if self.is_kept else 0
+        return self.data.data[start : start + n]
 
 
 class MPISend(SendHandle):
@@ -386,47 +387,16 @@ def _mpi() -> ModuleType:
 # Pieces of messages.
 
 
-def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, list[Part]]:
-    """Return the first piece of a message, with the sizes of the others, and the others."""
-    if nbytes <= WHOLE:
-        first, segments = parts, list[Part]()
-    else:
+def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, Sequence[Part]]:
+    """Return the first piece of a message, and the parts that follow it."""
+    n_inline = len(parts)
+    if nbytes > WHOLE:
         n_inline = int(parts[0].nbytes < SMALL and not isinstance(parts[0], LazyBuffer))
-        first, segments = parts[:n_inline], [part for part in parts[n_inline:] if part.nbytes]
-    if len(segments) > MAX_SEGMENTS:
-        segments = [memoryview(b"".join(map(_made, segments)))]
-    sizes = [part.nbytes for part in segments] + [0] * (MAX_SEGMENTS - len(segments))
-    return b"".join([PREAMBLE.pack(nbytes, *sizes), *map(_made, first)]), segments
-
-
-def sizes_after(head: memoryview, source: int) -> tuple[int, list[int]]:
-    """Return the sizes in the first piece: of the message, and of each segment to come."""
-    if len(head) < PREAMBLE.size:
-        raise TransportError(f"rank {source} sent {len(head)} bytes, too few for a preamble")
-    nbytes, *sizes = PREAMBLE.unpack_from(head)
-    inline = len(head) - PREAMBLE.size
-    if inline + sum(sizes) != nbytes:
-        raise TransportError(
-            f"rank {source} announced {nbytes} bytes, in pieces of {inline} and {sizes}"
-        )
-    return nbytes, [size for size in sizes if size]
+    return b"".join([PREAMBLE.pack(nbytes), *map(_made, parts[:n_inline])]), parts[n_inline:]
 
 
 def _made(part: Part) -> bytes | memoryview:
     return part.make() if isinstance(part, LazyBuffer) else part
-
-
-def _chunks(start: int, end: int) -> list[tuple[int, int]]:
-    return [(i, min(i + _CHUNK, end)) for i in range(start, end, _CHUNK)]
-
-
-def _places(content: memoryview, end: int, sizes: list[int], is_kept: bool) -> Iterator[memoryview]:
-    """Yield where the pieces of segments go: side by side, or all over each other."""
-    for size in sizes:
-        for start in range(0, size, _CHUNK):
-            first = end + start if is_kept else 0
-            yield content[first : first + min(_CHUNK, size - start)]
-        end += size
 
 
 def _hosts(mpi: ModuleType, comm: Any) -> list[str]:

@@ -16,10 +16,10 @@ from gfn_rb.transports.mpi import PREAMBLE, MPITransport
 
 HEADS = {
     "short": b"x" * 5,
-    "contradiction": PREAMBLE.pack(*[1] * 8),
-    "longer body": PREAMBLE.pack(1 << 19, 1 << 19, *[0] * 6),
-    "no body": PREAMBLE.pack(1 << 19, 1 << 19, *[0] * 6),
-    "huge claim": PREAMBLE.pack(1 << 29, 1 << 29, *[0] * 6),
+    "contradiction": PREAMBLE.pack(1) + b"xx",
+    "longer body": PREAMBLE.pack(1 << 19),
+    "no body": PREAMBLE.pack(1 << 19),
+    "huge claim": PREAMBLE.pack(1 << 29),
 }
 
 
