@@ -214,16 +214,6 @@ class ReplayBufferWorker(ManagerClient):
             self.mode.after(self)
         return next(reversed(self._take_replies()), None)
 
-    def send_again(self) -> None:
-        """Send all rows of the local buffer again.
-
-        It is for runs that resume from checkpoints, because managers may have saved before they
-        answered for rows that this rank has saved. Managers drop the rows that they hold. It needs
-        an earlier :meth:`extend`, whose form the rows take. If a buffer stores them in another
-        form, that is logged instead.
-        """
-        self._send_again(self.managers)
-
     def take_fed(self) -> TensorDictBase | None:
         """Return the new fed rows since the last call, in the order of arrival.
 

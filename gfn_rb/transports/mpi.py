@@ -227,7 +227,7 @@ class MPITransport(Transport):
             elif came_from not in self._refused:
                 break
         inline = head[PREAMBLE.size :]
-        nbytes = PREAMBLE.unpack_from(head)[0] if len(head) >= PREAMBLE.size else -1
+        nbytes = PREAMBLE.unpack_from(head.data)[0] if len(head) >= PREAMBLE.size else -1
         if len(inline) > nbytes:
             self._give_up(came_from, f"it began a message with {len(head)} bytes that are none")
             return False

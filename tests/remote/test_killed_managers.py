@@ -79,7 +79,7 @@ def test_what_killed_managers_acknowledged_is_back(tmp_path):
             assert len(held) == len(set(held)) <= CAPACITY
             if round_ == n_kills:
                 cluster.worker.extend(objects([next(numbers)]))
-                cluster.worker.send_again()
+                cluster.worker._send_again(cluster.worker.managers)
                 cluster.worker.drain(PATIENCE)
                 everything = sorted(values_of(local), reverse=True)[:CAPACITY]
                 kept = cluster.queries.items(MANAGERS, PATIENCE)["state"][:, 0].tolist()
