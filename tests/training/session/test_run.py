@@ -13,7 +13,7 @@ from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.training import ManagersOptions, Trainer, report, resume, train
-from gfn_rb.training.session import launch, run as run_module
+from gfn_rb.training.session import RefusedError, launch, run as run_module
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
 from gfn_rb.transports.launch import Launch
@@ -119,15 +119,12 @@ def full_at(step, monkeypatch, of=Trainer):
     monkeypatch.setattr(of, "save", full)
 
 
-def test_a_full_disk_at_the_end_takes_the_last_checkpoint_alone(reference, tmp_path, caplog):
+def test_a_full_disk_at_the_end_ends_a_run_that_can_be_resumed(reference, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         full_at(12, patch)
-        outcome = run(GRID, tmp_path / "run")
-    (why,) = outcome.unwritten
-    assert "No space left on device" in why
-    assert why in caplog.text
-    assert (tmp_path / "run" / "report.png").exists()
-    assert resume(tmp_path / "run").unwritten == []
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            run(GRID, tmp_path / "run")
+    resume(tmp_path / "run")
     assert_same_results(tmp_path / "run", reference)
 
 
@@ -141,8 +138,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(reference, tmp_path, monk
 
     monkeypatch.setattr(run_module, "write_metrics", full)
     full_at(8, monkeypatch)
-    outcome = run(GRID, tmp_path / "run")
-    assert outcome.unwritten == []
+    run(GRID, tmp_path / "run")
     assert caplog.text.count("No space left on device") == 2
     assert_same_results(tmp_path / "run", reference)
 
@@ -159,16 +155,13 @@ def test_a_full_disk_ends_one_of_several_ranks_and_a_run_that_is_stopped(
         run_module.run_training(Trainer(config), RunFolder.create(config), stop, stops=stops)
 
 
-def test_a_manager_that_cannot_save_at_its_end_is_named_in_the_report(tmp_path, monkeypatch):
+def test_a_manager_that_cannot_save_at_its_end_ends_the_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)  # of what is imported late
     full_at(0, monkeypatch, ReplayBufferManager)
     config = grid(managers=ManagersOptions(1, send="awaited"), checkpoint_every=50)
-    outcome = run(config, tmp_path / "run")
-    (why,) = outcome.unwritten
-    assert why.startswith("rank 1: CheckpointError: cannot write it")
-    told = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert told["unwritten"] == {"1": [why.removeprefix("rank 1: ")]}
-    assert json.loads((tmp_path / "run" / "manager-rank1.json").read_text())["stored"] > 0
+    with pytest.raises(RefusedError, match="CheckpointError: cannot write it"):
+        run(config, tmp_path / "run")
+    assert "cannot write it: No space left on device; continue with: gfn-rb resume" in caplog.text
     assert (tmp_path / "run" / "checkpoint.gfnrb").exists()
 
 
