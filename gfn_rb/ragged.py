@@ -493,12 +493,15 @@ class RaggedStorage(EncodedStorage):
                 if not name.endswith((f"/{_VALUES}", f"/{_LENGTH}")):
                     rows[tuple(name.split("/"))] = each[start:end]
             for key, group in self._groups.items():
-                lengths = content[_joined(_within(key, _LENGTH))][start:end].tolist()
-                to = at[key] + sum(lengths)
+                length = content[_joined(_within(key, _LENGTH))][start:end]
+                rows[length_key(key)] = length
+                width, to = int(length.max()), at[key] + int(length.sum())
+                place = _places(length, width)[0]
                 for name in group:
                     values = content[_joined(_within(name, _VALUES))][at[key] : to]
-                    rows[name] = pad_sequence(values.split(lengths), batch_first=True)
-                rows[length_key(key)] = torch.tensor(lengths)
+                    flat = values.new_zeros((len(length) * width, *values.shape[1:]))
+                    flat.index_copy_(0, place, values)
+                    rows[name] = flat.view(len(length), width, *values.shape[1:])
                 at[key] = to
             self.set(range(start, end), _tree(rows, torch.Size([end - start])))
 

@@ -19,7 +19,7 @@ from gfn_rb import (
     save_checkpoint,
 )
 from gfn_rb.checkpoint import Journal
-from gfn_rb.checkpoint.slots import contents_of, counts_of, padded_block, slot_states
+from gfn_rb.checkpoint.slots import _ragged_content, contents_of, counts_of, slot_states
 from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError, ShapeError
@@ -124,12 +124,12 @@ def test_contents_of_a_journal_are_checked(tmp_path) -> None:
     layout = counts_of(rb, parts)["layout"]["rows"]
     assert [path for path, _ in layout["ragged"]] == [["smiles"], ["tokens"]]
     assert {*map(len, contents)} != {len(contents[0])}  # each has its own bytes alone
-    whole = padded_block(contents, 0, layout)
-    assert bytes(whole["smiles"][0].numpy()).rstrip(b"\0").decode() == TEXTS[0]
-    assert whole["tokens_mask"].sum(1).tolist() == [1, 2, 3, 4, 5]
+    whole = _ragged_content(contents, 0, layout)
+    assert bytes(whole["smiles/values"].numpy()).decode() == "".join(TEXTS[:5])
+    assert whole["tokens/length"].tolist() == [1, 2, 3, 4, 5]
     shorter, longer = contents[0][:-1], contents[0] + b"0"
     negative = (-1).to_bytes(8, "little", signed=True) + contents[0][8:]
     huge = (2**40).to_bytes(8, "little") + contents[0][8:]
     for bad in (shorter, longer, negative, huge, b""):
-        with pytest.raises(ValueError, match=r"bytes|length"):
-            padded_block([bad, *contents[1:]], 0, layout)
+        with pytest.raises((ValueError, RuntimeError), match=r"bytes|length|size"):
+            _ragged_content([bad, *contents[1:]], 0, layout)

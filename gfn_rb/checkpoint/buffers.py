@@ -108,12 +108,8 @@ def try_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     expect("number of storage dimensions", state["ndim"], storage.ndim)
     if isinstance(storage, (EncodedStorage, ListStorage)):
         expect("capacity", state["capacity"], storage.max_size)
-        if not isinstance(rows, list):
-            n = storage.check_content(rows or {})
-        elif isinstance(storage, ListStorage):
-            n = len(rows)
-        else:  # of a journal, in batches
-            n = sum(map(len, rows))
+        is_list = isinstance(storage, ListStorage)
+        n = len(rows) if is_list else storage.check_content(rows or {})
         expect("number of rows", n, state["length"])
         return
     _check_rows(state, rows)
@@ -145,11 +141,7 @@ def _check_rows(state: dict[str, Any], rows: Any) -> None:
 def restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Replace the content of a storage."""
     if isinstance(storage, EncodedStorage):
-        of_journal, start = isinstance(rows, list), 0
-        storage.restore({} if of_journal else rows or {})
-        for block in rows if of_journal else ():
-            storage.set(range(start, start + len(block)), block)
-            start += len(block)
+        storage.restore(rows or {})
     elif isinstance(storage, ListStorage):
         compat.set_length(storage, 0)
         storage.set(range(len(rows)), [_copied(row) for row in rows])

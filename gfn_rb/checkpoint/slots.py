@@ -33,7 +33,6 @@ from gfn_rb.storages import EncodedStorage
 _ROW = 1  # the kind of a row's frame
 _BESIDE, _ROWS, _FIXED, _RAGGED = "beside", "rows", "fixed", "ragged"  # of a layout
 _FORMS = {type(None): "frames", dict: "lengths and bytes", list: "columns"}
-_BLOCK = 4096  # rows that are padded together
 
 Layout = dict[str, Any]
 
@@ -127,8 +126,7 @@ def restore_slots(
     if layout[_ROWS] is None:
         rows = [_row_of(content[width:]) for content in contents[:n]]
     elif isinstance(layout[_ROWS], dict):
-        blocks = (contents[i : min(i + _BLOCK, n)] for i in range(0, n, _BLOCK))
-        rows = [padded_block(block, width, layout[_ROWS]) for block in blocks]
+        rows = _ragged_content(contents[:n], width, layout[_ROWS]) if n else {}
     elif n:
         names, entries = zip(*layout[_ROWS], strict=True)
         columns = _columns(contents[:n], [*layout[_BESIDE], *entries])[len(layout[_BESIDE]) :]
@@ -234,35 +232,36 @@ def _ragged_bytes(storage: EncodedStorage, slot: Int64[Tensor, "m"]) -> list[byt
     return [b"".join(each) for each in zip(*parts, strict=True)]
 
 
-def padded_block(contents: Sequence[bytes], width: int, layout: Mapping[str, Any]) -> TensorDict:
-    """Return the rows of which :func:`_ragged_bytes` made contents, behind other bytes."""
-    names, fixed = [path for path, _ in layout[_FIXED]], [each for _, each in layout[_FIXED]]
-    entries = [*[["int64", []]] * len(layout[_RAGGED]), *fixed]
+def _ragged_content(
+    contents: Sequence[bytes], width: int, layout: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """Return what the storage takes, of rows of :func:`_ragged_bytes` behind other bytes."""
+    of_lengths, fixed = layout[_RAGGED], layout[_FIXED]
+    entries = [*[["int64", []]] * len(of_lengths), *(each for _, each in fixed)]
     head = width + sum(_nbytes(*each) for each in entries)
     columns = _columns([content[width:head] for content in contents], entries)
-    rows, end = TensorDict({}, [len(contents)]), np.full(len(contents), head)
-    for path, column in zip(names, columns[len(layout[_RAGGED]) :], strict=True):
-        rows.set(tuple(path), column)
-    for (key, group), length in zip(layout[_RAGGED], columns, strict=False):
-        longest = int(length.max())
-        if int(length.min()) < 0 or longest > max(map(len, contents)):  # before memory is allocated
+    lengths = columns[: len(of_lengths)]
+    found = {
+        "/".join(path): each for (path, _), each in zip(fixed, columns[len(lengths) :], strict=True)
+    }
+    end = np.full(len(contents), head)
+    for (key, group), length in zip(of_lengths, lengths, strict=True):
+        if int(length.min()) < 0 or int(length.max()) > max(map(len, contents)):
             raise ValueError("a row has a length that it cannot have")
-        rows.set(mask_key(tuple(key)), torch.arange(longest) < length[:, None])
+        found["/".join((*key, "length"))] = length.to(torch.int32)
         for path, (dtype, shape) in group:
-            nbytes = _nbytes(dtype, shape)
-            start, end = end, end + length.numpy() * nbytes
-            if any(last > len(each) for last, each in zip(end.tolist(), contents, strict=True)):
-                raise ValueError("a row has fewer bytes than its lengths say")
-            table = np.zeros((len(contents), longest * nbytes), np.uint8)
-            for i, (content, a, b) in enumerate(
-                zip(contents, start.tolist(), end.tolist(), strict=True)
-            ):
-                table[i, : b - a] = np.frombuffer(content, np.uint8, b - a, a)
-            flat = torch.from_numpy(table).view(-1).view(DTYPES[dtype])
-            rows.set(tuple(path), flat.view(len(contents), longest, *shape))
+            start, end = end, end + length.numpy() * _nbytes(dtype, shape)
+            parts = zip(contents, start.tolist(), end.tolist(), strict=True)
+            values = bytearray().join([content[a:b] for content, a, b in parts])
+            flat = (
+                torch.frombuffer(values, dtype=torch.uint8)
+                if values
+                else torch.empty(0, dtype=torch.uint8)
+            )
+            found["/".join((*path, "values"))] = flat.view(DTYPES[dtype]).view(-1, *shape)
     if end.tolist() != [*map(len, contents)]:
-        raise ValueError("a row has more bytes than its lengths say")
-    return rows
+        raise ValueError("a row has other bytes than its lengths say")
+    return found
 
 
 def _leaves(storage: Storage) -> dict[Any, Tensor]:
