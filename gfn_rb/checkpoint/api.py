@@ -1,4 +1,4 @@
-"""Save, load and inspect checkpoints: the public functions."""
+"""Save and load checkpoints: the public functions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
 from gfn_rb.arguments import kind_of, require_kind
 from gfn_rb.checkpoint.atomic import published
-from gfn_rb.checkpoint.buffers import restore, row_layout, snapshot_of
+from gfn_rb.checkpoint.buffers import restore, snapshot_of
 from gfn_rb.codec.files import ValueFile, check_written, write_file
-from gfn_rb.codec.layout import VERSION
-from gfn_rb.codec.primitives import Secret, dtype_name, one_line
+from gfn_rb.codec.primitives import Secret, one_line
 from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import (
     ArgumentError,
@@ -171,53 +170,6 @@ def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
     return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
 
 
-def inspect_checkpoint(
-    path: str | PathLike[str], *, secret: Secret | None = None
-) -> dict[str, Any]:
-    """Summarise a file of :func:`save_checkpoint` or :func:`save_state`.
-
-    The function verifies the header alone and does not read tensors, except of rows in a list.
-
-    Args:
-        path: the file.
-        secret: :class:`~gfn_rb.checkpoint.Secret` that the file must have been made with; None for
-            a file without one.
-
-    Returns:
-        A dict that JSON can represent:
-
-        - ``version`` of the format, ``nbytes`` of the file, ``n_tensors`` and ``tensor_nbytes``,
-        - ``values``: names of the further values, or of the state,
-        - ``buffers``: one dict for each buffer; members of an ensemble come before it,
-        - in each of them its classes, ``capacity``, ``length``, ``batch_size``, ``prefetched``,
-        - and its ``rows``: dtype and shape per row of each key, the first row's for rows in a list,
-        - where the dtype of a string is ``str``.
-
-    Raises:
-        CheckpointError: the file does not exist or cannot be read.
-        CheckpointCorruptError: the file is not a checkpoint, is truncated, or its header is
-            damaged.
-        SecretError: the file was made with another secret, with none although one is given, or with
-            one although none is given; or it was changed.
-    """
-    file = ValueFile(resolved(path), secret)
-    of_buffers = BUFFERS in file.nodes
-    with file.named_errors():
-        pairs = (
-            zip(file.value(BUFFERS, None), file.value(ROWS, None), strict=True)
-            if of_buffers
-            else ()
-        )
-        return {
-            "version": VERSION,
-            "nbytes": file.prefix.nbytes,
-            "n_tensors": len(file.layout.sizes),
-            "tensor_nbytes": sum(file.layout.sizes),
-            "values": list(_values_of(file)),
-            "buffers": [_buffer(state, rows) for state, rows in pairs],
-        }
-
-
 class AtomicCheckpoint:
     """``dump`` and ``load`` of a buffer through one checkpoint file in a folder.
 
@@ -323,21 +275,3 @@ def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str,
         if not isinstance(name, str):
             raise CheckpointCorruptError(f"{file.path} holds {name!r}, expected a name")
     return values
-
-
-def _buffer(state: dict[str, Any], rows: Any) -> dict[str, Any]:
-    storage = state["storage"] or {}
-    return {
-        "class": state["class"],
-        "storage": storage.get("class"),
-        "sampler": state["sampler"]["class"],
-        "writer": state["writer"]["class"],
-        "capacity": storage.get("capacity"),
-        "length": storage.get("length"),
-        "batch_size": state["batch_size"],
-        "prefetched": len(state["queue"]),
-        "rows": {
-            key: {"dtype": getattr(dtype, "__name__", None) or dtype_name(dtype), "shape": [*shape]}
-            for key, (dtype, shape) in row_layout(rows).items()
-        },
-    }

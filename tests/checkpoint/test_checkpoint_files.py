@@ -1,7 +1,6 @@
 """The file: whole or not at all, and nothing but what was written."""
 
 import fcntl
-import json
 import os
 import resource
 import stat
@@ -12,20 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint.checkpoint_kill import kill_loop, memory
-from checkpoint.checkpoint_runs import buffer, used
 from factories import in_fresh_process
-from torchrl.data import LazyMemmapStorage
 
 from gfn_rb import fifo_buffer
 from gfn_rb.checkpoint import (
     Journal,
     api,
     atomic,
-    inspect_checkpoint,
     load_state,
-    save_checkpoint,
     save_state,
 )
+from gfn_rb.checkpoint.api import outline
 from gfn_rb.codec import files
 from gfn_rb.errors import ArgumentError, CheckpointError
 
@@ -163,7 +159,7 @@ def test_only_files_are_replaced_and_read(path):
     for device, word in ((path, "pipe"), (Path("/dev/null"), "device")):
         with pytest.raises(CheckpointError, match=f"path must name a file, got the {word}"):
             save_state(device, {})
-        for read in (load_state, inspect_checkpoint):
+        for read in (load_state, outline):
             with pytest.raises(CheckpointError, match="Is no regular file"):  # and does not wait
                 read(device)
     assert names(path.parent) == {"run.ckpt"}
@@ -172,7 +168,7 @@ def test_only_files_are_replaced_and_read(path):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("wrong", [None, 3, "a\0b", ["x"]])
 def test_what_is_no_path_is_named(wrong):
-    for call in (load_state, inspect_checkpoint, lambda path: save_state(path, {})):
+    for call in (load_state, outline, lambda path: save_state(path, {})):
         with pytest.raises(ArgumentError, match="path must be a path to a file, got"):
             call(wrong)
 
@@ -254,48 +250,20 @@ def test_paths_that_cannot_be(path):
         save_state(path.parent / "nowhere" / "x", {})
     with pytest.raises(CheckpointError, match="cannot write /proc/self/x"):  # nobody may
         save_state("/proc/self/x", {})
-    for read in (load_state, inspect_checkpoint):
+    for read in (load_state, outline):
         with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*run\.ckpt"):
             read(path)
         with pytest.raises(CheckpointError, match=r"cannot read .*: Is a directory"):
             read(path.parent)
 
 
-def test_the_header_tells_of_a_buffer(tmp_path):
-    rb = used(buffer(storage=LazyMemmapStorage(20), prefetch=2))
-    save_checkpoint(tmp_path / "rb", rb, model={"w": torch.zeros(4)}, step=2)
-    summary = inspect_checkpoint(tmp_path / "rb")
-    assert summary["version"] == 4
-    assert summary["nbytes"] == (tmp_path / "rb").stat().st_size
-    assert summary["values"] == ["model", "step"]
-    assert summary["buffers"] == [
-        {
-            "class": "TensorDictReplayBuffer",
-            "storage": "LazyMemmapStorage",
-            "sampler": "RandomSampler",
-            "writer": "TensorDictRoundRobinWriter",
-            "capacity": 20,
-            "length": 13,
-            "batch_size": 4,
-            "prefetched": 2,
-            "rows": {
-                "state": {"dtype": "float32", "shape": [3]},
-                "log_reward": {"dtype": "float32", "shape": []},
-                "next/reward": {"dtype": "float32", "shape": [1]},
-                "index": {"dtype": "int64", "shape": []},
-            },
-        }
-    ]
-    assert json.loads(json.dumps(summary)) == summary
-
-
 def test_tensors_are_not_looked_at(tmp_path):
     path = tmp_path / "state"
     save_state(path, {"x": torch.zeros(5000)})
-    before, content = inspect_checkpoint(path), bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    assert inspect_checkpoint(path) == before
+    assert [*outline(path)] == ["x"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a link of another user")

@@ -8,7 +8,8 @@ import torch
 import xxhash
 from tensordict import TensorDict
 
-from gfn_rb.checkpoint import inspect_checkpoint, load_state, save_state
+from gfn_rb.checkpoint import load_state, save_state
+from gfn_rb.checkpoint.api import outline
 from gfn_rb.codec import files, layout, primitives
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.layout import FILE, FRAME, VERSION, Prefix
@@ -27,7 +28,7 @@ def path(tmp_path):
 STATE = {"x": torch.arange(9.0), "y": [2.5, "z"]}
 
 
-@pytest.mark.parametrize("read", [load_state, inspect_checkpoint])
+@pytest.mark.parametrize("read", [load_state, outline])
 def test_truncation_and_changed_bytes_are_noticed_anywhere(path, read):
     save_state(path, STATE)
     content, pick = path.read_bytes(), random.Random(0)

@@ -61,37 +61,32 @@ def _checkpoint_lines(
     path: Path, options: Mapping[str, Any], top: int | None, export: Path | None
 ) -> Lines:
     from gfn_rb.buffers.summary import summarize  # which loads TorchRL
-    from gfn_rb.checkpoint import inspect_checkpoint, open_buffer
+    from gfn_rb.checkpoint import open_buffer
     from gfn_rb.checkpoint.api import outline
     from gfn_rb.checkpoint.database import is_database
     from gfn_rb.checkpoint.tables import table_of, write_table
 
-    about: dict[str, Any] = {"buffers": True}
-    if not is_database(path):
-        about = inspect_checkpoint(path, secret=run_secret())
-        options = options or outline(path, run_secret()).get("config") or {}
-    if about["buffers"]:
-        try:
-            rb = open_buffer(path, secret=run_secret())
-        except (CheckpointCorruptError, SecretError):
-            raise
-        except CheckpointError as error:  # such as for want of code that nobody trusts
-            yield f"the buffer is not opened: {printable(error)}"
-        else:
-            env = _environment(options if isinstance(options, dict) else {})
-            yield from map(printable, str(summarize(rb, env)).splitlines())
-            yield ""
-            if top is not None or export is not None:
-                table = table_of(rb, env, top)
-                if top is not None:
-                    yield from _listed(table)
-                if export is not None:
-                    write_table(export, table)
-    if is_database(path):
-        return
-    size = f"{about['nbytes'] / 1e6:,.1f} MB, {about['n_tensors']:,} tensors"
-    values = ", ".join(map(str, about["values"]))
-    yield from described(str(path), {"size": size, "values": values})
+    values = None if is_database(path) else outline(path, run_secret())
+    options = options or (values or {}).get("config") or {}
+    try:
+        rb = open_buffer(path, secret=run_secret())
+    except (CheckpointCorruptError, SecretError):
+        raise
+    except CheckpointError as error:  # such as for want of code that nobody trusts
+        yield f"the buffer is not opened: {printable(error)}"
+    else:
+        env = _environment(options if isinstance(options, dict) else {})
+        yield from map(printable, str(summarize(rb, env)).splitlines())
+        yield ""
+        if top is not None or export is not None:
+            table = table_of(rb, env, top)
+            if top is not None:
+                yield from _listed(table)
+            if export is not None:
+                write_table(export, table)
+    if values is not None:
+        size = f"{path.stat().st_size / 1e6:,.1f} MB"
+        yield from described(str(path), {"size": size, "values": ", ".join(map(str, values))})
 
 
 def _environment(options: Mapping[str, Any]) -> gfn_rb.envs.GFNEnv | None:
