@@ -14,7 +14,6 @@ from torchrl.data import ConsumingSampler
 
 import gfn_rb
 from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories
-from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.policies import ForwardPolicy
 
 PRESETS = {
@@ -190,19 +189,6 @@ def test_trajectories_of_a_collector_have_the_version_of_their_first_action():
     versions = rb[:]["policy_version"].tolist()
     assert sorted(versions) == sorted(first[i] for i in done)
     assert len(set(versions)) > 2
-
-
-def test_what_does_not_go_with_a_largest_age_is_refused(unchecked):
-    with pytest.raises(ArgumentError, match="max_age must be at least 0, got -1"):
-        gfn_rb.fifo_buffer(4, max_age=-1)
-    with pytest.raises(ArgumentError, match=r"max_age must be an integer, got 1\.5"):
-        gfn_rb.fifo_buffer(4, max_age=1.5)
-    with pytest.raises(ArgumentError, match="writer must be able to remove rows for max_age=2"):
-        gfn_rb.reward_prioritized_buffer(4, max_age=2, writer=gfn_rb.FIFOWriter())
-    rb = gfn_rb.fifo_buffer(4, max_age=2)
-    with pytest.raises(KeyMismatchError, match="rows must have 'policy_version' for max_age=2"):
-        rb.extend(rows([1.0]))
-    assert rb.stats()["offered"] == 0
 
 
 @pytest.mark.cuda

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from factories import assert_equal, journaled, rows, seeded
@@ -12,11 +11,7 @@ import gfn_rb
 from gfn_rb import archive_buffer, open_buffer, save_checkpoint
 from gfn_rb.buffers import CentroidCells, GridCells
 from gfn_rb.errors import (
-    ArgumentError,
     CheckpointMismatchError,
-    KeyMismatchError,
-    NaNError,
-    ShapeError,
 )
 
 BOUNDS, SHAPE = [(-1.0, 1.0), (0.0, 3.0)], (8, 5)
@@ -206,35 +201,3 @@ def test_an_archive_has_a_journal_and_limits(tmp_path):
     rb.extend(batch(0, 1))
     assert len(rb) == n - 10
     rb.journal.close()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_bad_cells_and_features():
-    for bounds in ([(1.0, 0.0)], [(0.0, math.inf)], [0.0, 1.0], [], "ab", [(math.nan, 1.0)]):
-        with pytest.raises(ArgumentError, match="bounds must"):
-            GridCells("xy", bounds, (3,))
-    for shape in ((0,), (3, 3), 3, (1.5,)):
-        with pytest.raises(ArgumentError, match="shape must"):
-            GridCells("xy", [(0.0, 1.0)], shape)
-    for centroids in (torch.zeros(3), torch.zeros(0, 2), torch.tensor([[math.nan]]), "far"):
-        with pytest.raises(ArgumentError, match="centroids must"):
-            CentroidCells("xy", centroids)
-    with pytest.raises(ArgumentError, match=r"samples must be \[m, d\] with m >= 4, got \[3, 2\]"):
-        CentroidCells.fitted("xy", torch.zeros(3, 2), 4)
-    with pytest.raises(ArgumentError, match="features must be a key"):
-        GridCells(3, BOUNDS, SHAPE)
-    with pytest.raises(ArgumentError, match="cells must be a Cells"):
-        archive_buffer(100)
-    for offset in (math.nan, math.inf, "low"):
-        with pytest.raises(ArgumentError, match="offset must be a finite number, got"):
-            archive_buffer(GRID, offset=offset)
-    rb = archive_buffer(GRID)
-    with pytest.raises(KeyMismatchError, match="data lacks the features 'xy'"):
-        rb.extend(rows(torch.zeros(3)))
-    with pytest.raises(ShapeError, match="features must have 2 numbers per row, got 3"):
-        rb.extend(rows(torch.zeros(3), xy=torch.zeros(3, 3)))
-    with pytest.raises(NaNError, match="features must be finite"):
-        rb.extend(rows(torch.zeros(2), xy=torch.full((2, 2), math.nan)))
-    with pytest.raises(ShapeError, match="features must be a tensor of 3 rows"):
-        archive_buffer(GridCells(lambda _: np.zeros(3), BOUNDS, SHAPE)).extend(rows(torch.zeros(3)))
-    assert len(rb) == 0

@@ -13,13 +13,11 @@ from checkpoint.journal_kill import forked
 from factories import DEVICES, assert_equal, in_fresh_process, journaled, rows, seeded
 from statistics_of_draws import chi_square_p, successive
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
-from torchrl.data.replay_buffers.sample_units import Transition
-from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
 
 import gfn_rb
 from gfn_rb import load_checkpoint, save_checkpoint
 from gfn_rb.errors import ArgumentError, EmptyBufferError
-from gfn_rb.samplers import GroupSampler, PrioritySampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.samplers import PrioritySampler, RankRewardSampler, SoftmaxRewardSampler
 
 # The whole check is of 200 kills: GFN_RB_KILLS=200 pytest --all tests/buffers/test_draw_limit.py
 KILLS = int(os.environ.get("GFN_RB_KILLS", "24"))
@@ -253,29 +251,6 @@ def test_a_users_own_numbers_of_draws_are_kept():
     rb = gfn_rb.fifo_buffer(4, statistics=True)
     rb.extend(rows(torch.zeros(4), n_draws=torch.arange(4)))
     assert rb.sample(4)["n_draws"].shape == (4,)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_does_not_go_with_it():
-    for max_draws in (0, -1, 1.5, True):
-        with pytest.raises(ArgumentError, match="max_draws must be"):
-            gfn_rb.fifo_buffer(8, max_draws=max_draws)
-    with pytest.raises(ArgumentError, match="prefetch must be 0 beside max_draws"):
-        gfn_rb.fifo_buffer(8, max_draws=1, prefetch=1, batch_size=2)
-    with pytest.raises(ArgumentError, match="sample_unit must be None beside max_draws"):
-        gfn_rb.fifo_buffer(8, max_draws=1, sample_unit=Transition())
-    groups = GroupSampler("group", samples_per_group=2)
-    rb = gfn_rb.fifo_buffer(8, max_draws=1)
-    for sampler in (groups, SliceSampler(num_slices=2)):
-        with pytest.raises(ArgumentError, match=f"single rows.* got {type(sampler).__name__}$"):
-            gfn_rb.fifo_buffer(8, max_draws=1, sampler=sampler)
-        with pytest.raises(ArgumentError, match="sampler must draw single rows"):
-            rb.set_sampler(sampler)
-    assert isinstance(rb.sampler, RandomSampler)
-    with pytest.raises(ArgumentError, match="got max_draws=1 in member 1"):
-        gfn_rb.MergedReplayBuffer(gfn_rb.fifo_buffer(8), gfn_rb.fifo_buffer(8, max_draws=1))
-    with pytest.raises(ArgumentError, match="writer must be able to remove rows for max_draws=1"):
-        gfn_rb.buffers.GFNReplayBuffer(storage=ListStorage(8), max_draws=1)
 
 
 def test_a_journal_has_every_draw(tmp_path):

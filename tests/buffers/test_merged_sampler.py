@@ -146,33 +146,6 @@ def test_batches_are_flat_and_exact_for_any_size_and_any_members(log_rewards, p,
         assert counts_of(log_rewards, batch).max() == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("key", "x"), ("temperature", 2.0), ("replacement", True)]
-)
-def test_members_that_draw_by_different_softmaxes_are_named(name, value):
-    with pytest.raises(ArgumentError, match=f"one {name} in all members, got .* in member 1"):
-        MergedReplayBuffer(member(), member(**{name: value}), p="mass")
-
-
-@pytest.mark.parametrize(
-    ("log_rewards", "options", "n", "error", "message"),
-    [
-        ([[], []], {}, 3, EmptyBufferError, "cannot draw 3 items: all members are empty"),
-        ([[], []], {"p": "size"}, 3, EmptyBufferError, "all members are empty"),
-        ([[0.0], []], {"p": [0, 1]}, 3, EmptyBufferError, "all members of positive p are empty"),
-        ([[-INF], [-INF] * 2], {}, 1, EmptyBufferError, "'log_reward' has weight zero"),
-        ([[0.0], [1.0]], {}, 0, ArgumentError, "batch_size must be at least 1, got 0"),
-        ([[0.0], [1.0]], {"replacement": False}, 3, ArgumentError, "batch_size=3 exceeds"),
-        ([[0.0], [-INF]], {"replacement": False}, 2, ArgumentError, "batch_size=2 exceeds"),
-    ],
-)
-def test_impossible_draws_are_named(log_rewards, options, n, error, message):
-    rb = merged(log_rewards, **options)
-    for _ in range(2):
-        with pytest.raises(error, match=message):
-            rb.sample(n)
-
-
 @pytest.mark.parametrize("sampler", [RankRewardSampler, QuantileRewardSampler, PrioritySampler])
 def test_samplers_without_a_mass_are_named_and_merge_by_size(sampler):
     with pytest.raises(ArgumentError, match=f"got {sampler.__name__} in member 0: pass p='size'"):
@@ -219,21 +192,3 @@ def test_another_sampler_takes_over_with_the_buffers_generator():
     stacked = MergedReplayBuffer(*members, p=None, sample_from_all=True)
     stacked.set_sampler(SamplerEnsemble(*parts[:2], sample_from_all=True))
     assert stacked.sample(4).shape == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("p", "make", "message"),
-    [
-        ("mass", lambda *_: RandomSampler(), r"a MergedSampler of 2 samplers, got Random\w+$"),
-        ("mass", SamplerEnsemble, r"got SamplerEnsemble$"),
-        ("mass", lambda *parts: MergedSampler(parts[0]), r"got MergedSampler of 1$"),
-        ("size", lambda a, _: MergedSampler(a, 3, p="size"), "of member 1 must be a Sampler, got"),
-        (None, MergedSampler, r"a SamplerEnsemble of 2 samplers, got MergedSampler$"),
-    ],
-)
-def test_a_sampler_that_cannot_take_over_is_named(p, make, message, unchecked):
-    rb = MergedReplayBuffer(member([0.0, 1.0]), member([2.0]), p=p, sample_from_all=p is None)
-    before = rb.sampler
-    with pytest.raises(ArgumentError, match=message):
-        rb.set_sampler(make(SoftmaxRewardSampler(), SoftmaxRewardSampler()))
-    assert rb.sampler is before

@@ -17,7 +17,6 @@ from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
     ReplayBuffer,
-    RoundRobinWriter,
     TensorDictReplayBuffer,
 )
 from torchrl.data.replay_buffers.samplers import RandomSampler
@@ -36,7 +35,7 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.errors import ShapeError
 from gfn_rb.keys import EPISODE_LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
@@ -95,12 +94,6 @@ def test_the_best_that_are_far_apart_are_kept():
     norms = {"hamming": 0.0, "l1": 1.0, "l2": 2.0, "linf": math.inf}
     for metric, p in norms.items():
         assert diverse_buffer(3, metric=metric).writer.p == p
-    with pytest.raises(ArgumentError, match="p must be left out beside metric='l2', got 3"):
-        diverse_buffer(3, metric="l2", p=3)
-    with pytest.raises(ArgumentError, match=r"cutoff_distance must be given, .*: 0 removes exact"):
-        diverse_buffer(3, cutoff_distance=None)
-    with pytest.raises(ArgumentError, match="'cutoff' is not an option"):
-        diverse_buffer(3, cutoff_distance=None, cutoff=2.0)
     rb = diverse_buffer(3, cutoff_distance=1.0, temperature=2.0)
     assert rb.extend(states([0.0, 5.0, 1.0, 3.0])).tolist() == [-1, 0, -1, 1]
     assert rb.sampler.temperature == 2.0
@@ -147,22 +140,6 @@ def test_a_preset_counts_rows_if_an_option_asks_for_it(preset):
     assert not preset(4).counts_rows
     for options in ({"statistics": True}, {"max_age": 3}, {"rate_limiter": RateLimiter(1.0)}):
         assert preset(4, **options).counts_rows
-
-
-@pytest.mark.parametrize("preset", [*PRESETS, transition_buffer, state_buffer])
-@pytest.mark.parametrize("writer", [None, RoundRobinWriter])
-def test_gradients_stay_outside(preset, writer):
-    if writer and preset in (diverse_buffer, fifo_buffer):
-        pytest.skip("has a writer of its own")
-    options = {"writer": writer()} if writer else {}  # whose cursor begins at zero
-    rb, weight = preset(16, **options), torch.ones(2, requires_grad=True)
-    rows = two_rows().to_tensordict()
-    rows["log_reward"] = rows["log_reward"] * weight
-    rows["condition"] = weight * 2.0
-    for _ in range(2):
-        rb.extend(rows.copy())
-        assert not any(value.requires_grad for value in rb[:].values(True, True))
-        assert not any(value.requires_grad for value in rb.sample(4).values(True, True))
 
 
 def test_trajectories_of_unlike_lengths_are_told_of_max_length():
@@ -248,22 +225,6 @@ def test_regenerated_rows_are_what_is_sampled():
     assert rb[0]["state"].tolist() == [-1, 2, 0]
     rb.extend(batch)  # what is drawn can be stored again, over itself
     assert sorted(rb.storage[:]["state"].tolist()) == [2, 5]
-
-
-@pytest.mark.parametrize(
-    ("rows", "error", "message"),
-    [
-        (two_rows().to_transitions(), ArgumentError, "stand for objects, got transitions"),
-        (two_rows().to_states(), ArgumentError, "3 of 5 that are visited states"),
-        (states([0.0]).exclude("state"), KeyMismatchError, r"items lack 'state'.*\['log_reward'\]"),
-        (states([0.0]).exclude("log_reward"), KeyMismatchError, "lacks the key 'log_reward'"),
-    ],
-)
-def test_what_is_no_terminating_state_is_refused(rows, error, message):
-    rb = terminating_state_buffer(4)
-    with pytest.raises(error, match=message):
-        rb.extend(rows if isinstance(rows, TensorDict) else rows.to_tensordict())
-    assert len(rb) == 0
 
 
 # Options.

@@ -15,7 +15,7 @@ from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb import load_checkpoint, reward_prioritized_buffer, save_checkpoint
 from gfn_rb.buffers import RateLimiter
-from gfn_rb.errors import ArgumentError, RateLimitError, ShapeError
+from gfn_rb.errors import RateLimitError, ShapeError
 
 SCHEDULES = int(os.environ.get("GFN_RB_SCHEDULES", "20"))  # 1000 are the whole check
 
@@ -38,12 +38,6 @@ def test_rows_are_drawn_while_too_few_were_and_offered_while_too_many_were():
     draws = {(i, s): limiter.may_sample(i, s) for i, s in product(range(5), range(10))}
     assert offers == {(i, s): i < 3 or 2 * i - s <= 1 for i, s in offers}
     assert draws == {(i, s): i >= 3 and 2 * i - s > -1 for i, s in draws}
-
-
-def test_a_buffer_that_prefetches_has_no_pace():
-    limiter = RateLimiter(1.0)
-    with pytest.raises(ArgumentError, match="prefetch must be 0"):
-        reward_prioritized_buffer(8, rate_limiter=limiter, prefetch=2, batch_size=2)
 
 
 # One thread: who is ahead skips, or gives up at its deadline.

@@ -24,7 +24,6 @@ from gfn_rb import (
     transition_buffer,
 )
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError, EmptyBufferError, KeyMismatchError, ShapeError
 from gfn_rb.policies import ForwardPolicy
 
 ENV = HyperGrid(2, 5)
@@ -65,28 +64,6 @@ def test_a_dict_may_be_nested_and_hold_arrays() -> None:
     assert rb[:]["next", "y"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ([objects([1])], r"got a list: .*: torch.stack\(rows\) joins TensorDicts"),
-        (torch.zeros(3), r'got a Tensor: .*: name it, as \{"state": states'),
-        ({}, "data must be a TensorDict"),
-        (None, "got None"),
-    ],
-)
-def test_what_is_no_batch_of_rows_is_refused_with_a_remedy(data, message) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        reward_prioritized_buffer(4).extend(data)
-
-
-def test_a_dict_of_unequal_entries_is_refused() -> None:
-    rb, zeros = reward_prioritized_buffer(4), torch.zeros
-    for data in ({"a": zeros(3), "b": zeros(2, 5)}, {"a": zeros(3), "b": 1.0}, {"a": 1.0}):
-        with pytest.raises(ShapeError, match=r"as many rows, .* got shapes {'a': \["):
-            rb.extend(data)
-    assert not len(rb)
-
-
 # Best rows.
 
 
@@ -114,17 +91,6 @@ def test_best_rows_of_a_merged_buffer() -> None:
     assert best["log_reward"].tolist() == [9, 7, 3, 2]
     assert best["buffer_id"].tolist() == [1, 0, 0, 1]
     assert best["index"].tolist() == [1, 2, 0, 0]
-
-
-def test_best_needs_rows_and_rewards() -> None:
-    rb = fifo_buffer(4)
-    with pytest.raises(EmptyBufferError, match="rb must hold rows for best"):
-        rb.best()
-    rb.extend({"x": torch.zeros(2)})
-    with pytest.raises(KeyMismatchError, match="without 'log_reward'"):
-        rb.best()
-    with pytest.raises(ArgumentError, match="k must be at least 1, got 0"):
-        rb.best(0)
 
 
 # Summaries.
@@ -242,20 +208,3 @@ def test_what_there_is_not_is_said() -> None:
     told = other.summary()
     assert "none stored" in str(told)
     assert (told.log_rewards, told.effective_rows, told.best, told.n_objects) == (None, None, (), 1)
-
-
-def test_a_description_that_fails_is_named() -> None:
-    rb = fifo_buffer(4)
-    rb.extend(objects([1, 2]))
-
-    def fails(state):
-        raise ValueError("no\nsuch letter")
-
-    with pytest.raises(ArgumentError, match=r"raised ValueError: 'no\\nsuch letter'"):
-        rb.summary(fails)
-    for wrong in (lambda state: ["one"], lambda state: [1, 2]):
-        with pytest.raises(ArgumentError, match="describe must return a text for each of 2 states"):
-            rb.summary(wrong)
-    for wrong in ("words", HyperGrid):
-        with pytest.raises(ArgumentError, match="describe must be an environment or a callable"):
-            rb.summary(wrong)

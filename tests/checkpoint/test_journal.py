@@ -706,23 +706,6 @@ def test_a_forked_process_that_lives_on_leaves_the_file_to_others(path, has_hook
         MAKES["best"](journal=path).journal.close()
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_buffers_that_cannot_be_journaled_are_refused(path):
-    with pytest.raises(ArgumentError, match="journal needs a replay buffer of one process"):
-        fifo_buffer(3, journal=path, shared=True)
-    with pytest.raises(ArgumentError, match="journal needs a writer"):
-        Journal(TensorDictReplayBuffer(storage=LazyTensorStorage(3)), path)
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(6, ndim=2), writer=FIFOWriter())
-    with pytest.raises(ArgumentError, match="journal needs a TensorStorage of one dimension"):
-        Journal(rb, path)
-    with pytest.raises(ArgumentError, match="sync must be 'always', 'interval' or 'never'"):
-        fifo_buffer(3, journal=path, sync="often")
-    rb = fifo_buffer(3, journal=path.with_name("other"))
-    with pytest.raises(ArgumentError, match="rb must have no other journal, got one that has"):
-        Journal(rb, path)
-    assert not path.exists()
-
-
 @pytest.mark.slow
 def test_a_kill_at_any_instant_loses_nothing_that_was_acknowledged(tmp_path):
     found = in_fresh_process(kill_loop, tmp_path, KILLS, 1)

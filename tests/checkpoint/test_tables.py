@@ -8,7 +8,7 @@ from factories import Ladder, seeded
 
 from gfn_rb import MergedReplayBuffer, fifo_buffer, terminating_state_buffer
 from gfn_rb.checkpoint import export_table, import_table
-from gfn_rb.envs import BayesianDAG, Box, Gaussians25, HyperGrid, Line, QM9Strings, TFBind8
+from gfn_rb.envs import BayesianDAG, HyperGrid, Line, QM9Strings, TFBind8
 from gfn_rb.errors import ArgumentError
 from gfn_rb.policies import ForwardPolicy
 from gfn_rb.rollout import Sampler
@@ -123,43 +123,11 @@ def test_bad_tables_are_named(rows, columns, message, tmp_path):
     assert str(path) in str(error.value)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_bad_files_and_environments(tmp_path):
+def test_tables_of_no_rows_and_of_objects_that_cannot_be_read(tmp_path):
     env = TFBind8()
-    with pytest.raises(ArgumentError, match=r"path must end in .csv or .parquet, got .*t.txt"):
-        import_table(tmp_path / "t.txt", env)
-    with pytest.raises(ArgumentError, match="cannot be read"):
-        import_table(tmp_path / "missing.csv", env)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(ArgumentError, match=r"cannot be read|import of .parquet needs pyarrow"):
         import_table(tmp_path / "t.parquet", env)
-    with pytest.raises(ArgumentError, match="env must be an environment with a method parse"):
-        import_table(tmp_path / "t.csv", str)
-    with pytest.raises(
-        ArgumentError, match=r"words must be 2 finite torch.int64 numbers, as .* got '3'"
-    ):
-        HyperGrid(2, 4).parse(["3"])
-    with pytest.raises(
-        ArgumentError, match=r"words must be 2 finite torch.int64 numbers, as .* got"
-    ):
-        HyperGrid(2, 4).parse([f"({10**19}, 0)"])
-    for text in ("(nan, 0.5)", "(0.5, inf)", "(1e39, 0)"):
-        for continuous in (Box(), Gaussians25()):
-            with pytest.raises(ArgumentError, match=r"words must be 2 finite torch.float32"):
-                continuous.parse(["(0.5, 0.5)", text])
-    for text in ("(2, 2)", "(-0.5, 0.5)", "(0, 0)"):
-        with pytest.raises(ArgumentError, match="words must describe terminating states of Box"):
-            Box().parse(["(0.5, 0.5)", text])
-    with pytest.raises(
-        ArgumentError, match=r"words must describe terminating states .* '\(9, 0\)'"
-    ):
-        HyperGrid(2, 4).parse(["(1, 0)", "(9, 0)"])
-    with pytest.raises(ArgumentError, match="words must list edges between 0 and 3"):
-        BayesianDAG(4).parse(["0->7"])
-    with pytest.raises(ArgumentError, match="words must be graphs without cycles"):
-        BayesianDAG(4).parse(["0->1 1->2 2->0"])
-    with pytest.raises(ArgumentError, match="words must be 5 blocks joined by '-'"):
-        QM9Strings().parse(["C-F-N"])
     assert QM9Strings().parse(["C-C-F-C-F-N-O"]).tolist() == [[0, 3, 3, 2, 1]]
     with pytest.raises(ArgumentError, match="must have a method parse to read objects"):
         Worded(5).parse(["one"])

@@ -16,9 +16,7 @@ from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from gfn_rb import Trajectories
-from gfn_rb.containers import States, Transitions
 from gfn_rb.containers.convert import merged_rows
-from gfn_rb.errors import KeyMismatchError, ShapeError
 
 
 @given(kind_and_paths(), st.integers(0, 2))
@@ -32,25 +30,6 @@ def test_rows_are_the_oracle_s(case: tuple[Kind, list[Walked]], extra: int) -> N
     assert same(steps.to_states().to_tensordict(), states.to_tensordict())
     assert steps.terminating_states.tolist() == [path.terminating_state for path in paths]
     assert steps.state.dtype == states.state.dtype == kind.state_dtype
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "value", "message"),
-    [
-        (Transitions, "next_done", torch.zeros(5).bool(), r"'done'\) has shape \[5\]; .*\[n, 1\]"),
-        (Transitions, "next_state", torch.zeros(5, 2), r"'state'\) has shape \[5, 2\]; .*\[n,"),
-        (States, "is_terminating", torch.zeros(5), "'is_terminating' has dtype torch.float32"),
-        (States, "is_terminating", torch.zeros(5, 1).bool(), r"has shape \[5, 1\].*\[n\]"),
-    ],
-)
-def test_fields_that_do_not_fit_are_named(kind, key, value, message) -> None:
-    rows = two_rows().to_transitions() if kind is Transitions else two_rows().to_states()
-    fields = {name: getattr(rows, name) for name in kind.__annotations__}
-    with pytest.raises(ShapeError, match=message):
-        kind(**{**fields, key: value})
-    missing = rows.to_tensordict().exclude("log_reward")
-    with pytest.raises(KeyMismatchError, match=f"{kind.__name__}: 'log_reward' is missing"):
-        kind.from_tensordict(missing)
 
 
 def batch(n, **entries):

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError, ShapeError
 
 
 def forward_only() -> TensorDict:
@@ -58,30 +58,6 @@ def test_cat_takes_rows_without_direction_as_forward() -> None:
     assert plain.is_backward is None
 
 
-def test_cat_names_the_field_that_only_some_have() -> None:
-    rows = two_rows()
-    with pytest.raises(KeyMismatchError, match=r"containers 0 and 1 .* first has \['log_prob'\]"):
-        Trajectories.cat([rows, rows.drop("log_prob")])
-    with pytest.raises(KeyMismatchError, match=r"containers 0 and 1 .*second \['log_prob'\]"):
-        Trajectories.cat([rows.drop("log_prob"), rows])
-
-
-def test_cat_refuses_other_rows() -> None:
-    rows, td = two_rows(), two_rows().to_tensordict()
-    td["state"] = td["state"].float()
-    with pytest.raises(ShapeError, match=r"containers 0 and 1 differ in 'state'.* torch.float32"):
-        Trajectories.cat([rows, Trajectories.from_tensordict(td)])
-    td["state"] = td["state"].long()[..., None]
-    with pytest.raises(ShapeError, match=r"in 'state': rows of shape \[5\] and \[5, 1\]"):
-        Trajectories.cat([rows, Trajectories.from_tensordict(td)])
-    with pytest.raises(ArgumentError, match=r"differ in 'state': on cpu and meta"):
-        Trajectories.cat([rows, rows.to("meta")])
-    with pytest.raises(ArgumentError, match="containers is empty; expected at least one"):
-        Trajectories.cat([])
-    with pytest.raises(ArgumentError, match=r"containers\[1\] is a Transitions; expected Traj"):
-        Trajectories.cat([rows, rows.to_transitions()])
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -113,18 +89,6 @@ def test_lengths_there_is_no_room_for_are_refused(length: list[int]) -> None:
     for read in (Trajectories.from_tensordict, lambda td: Trajectories(**td)):
         with pytest.raises(ArgumentError, match=message):
             read(td)
-
-
-def test_missing_and_misnamed_keys_are_named() -> None:
-    td = two_rows().to_tensordict()
-    with pytest.raises(KeyMismatchError, match="Trajectories: 'length' is missing"):
-        Trajectories.from_tensordict(td.exclude("length"))
-    td.rename_key_("log_prob", "log_probs")
-    with pytest.raises(KeyMismatchError, match=r"'log_probs' is not one of its .*expected 'log_p"):
-        Trajectories.from_tensordict(td)
-    td.rename_key_("log_probs", "log_prob").rename_key_("state", "states")
-    with pytest.raises(KeyMismatchError, match="'states' is not one of its fields; expected 's"):
-        Trajectories.from_tensordict(td)
 
 
 def test_drop_leaves_optional_fields_out() -> None:

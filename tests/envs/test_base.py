@@ -17,7 +17,6 @@ from gfn_rb import envs
 from gfn_rb.envs import BitSequence, HyperGrid, TFBind8
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.conformance import GFNEnvConformance
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 
 
 class TestScalarStatesAndConditions(GFNEnvConformance):
@@ -60,21 +59,6 @@ def test_what_counts_where_an_environment_says_nothing() -> None:
     code = GFNEnv.encode_condition(env, torch.tensor([[[1, 2]], [[3, 4]]]))
     assert code.equal(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert GFNEnv.encode_condition(env, torch.tensor([1, 2])).tolist() == [[1.0], [2.0]]
-
-
-def test_checks_name_what_came() -> None:
-    env = CountOnes(2, 2)
-    env.check_state(torch.zeros(0, 2, dtype=torch.int64))
-    env.check_terminating(torch.tensor([[1, 0]]))
-    for at, state, shapes in (
-        (env, torch.tensor([1, 0]), r"int64 of shape \[n, 2\], got .* \[2\]"),
-        (Ladder(2), torch.tensor(1), r"int64 of shape \[n\], got .* \[\]"),
-        (env, torch.zeros(1, 2, dtype=torch.int32), r"int64 .*, got torch\.int32"),
-    ):
-        with pytest.raises(ShapeError, match=f"state must be torch.{shapes}"):
-            at.check_state(state)
-    with pytest.raises(ArgumentError, match=r"got \[1, -1\] in row 1$"):
-        env.check_terminating(torch.tensor([[1, 0], [1, -1]]))
 
 
 EDGES = [[[0, 1, 0], [0, 0, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]]]
@@ -131,13 +115,6 @@ def test_random_actions_are_uniform_over_legal_ones() -> None:
     assert chisquare(counts[[0, 2, 3]]).pvalue > 0.01
 
 
-def test_random_action_without_a_tensordict_starts_at_the_source() -> None:
-    td = TFBind8(batch_size=(4,)).rand_action()
-    assert td["action"].shape == (4,)
-    assert (td["action"] < 4).all()  # exit is illegal in the source
-    assert (td["state"] == -1).all()
-
-
 @pytest.mark.parametrize("batch", [(), (5,), (2, 3)])
 def test_specs_with_a_batch_size(batch: tuple[int, ...]) -> None:
     for env in (
@@ -181,14 +158,6 @@ def test_conditions_are_drawn_at_reset_and_carried() -> None:
     assert condition.equal(condition[:, :1].expand(5, 4, 1))
     assert td["next", "condition"].equal(condition)
     torch.testing.assert_close(td["next", "log_reward"][:, -1], 3 * condition[:, 0, 0])
-
-
-def test_tensors_move_with_the_environment() -> None:
-    for env in (HyperGrid(2, 4), TFBind8()):
-        env._apply(lambda tensor: tensor.to("meta"))
-        state = env.source(2)
-        moved = state, env.forward_mask(state), env.encode(state), env.sink_state
-        assert {tensor.device.type for tensor in moved} == {"meta"}
 
 
 def test_pickled_environment_is_the_same() -> None:
@@ -239,19 +208,3 @@ def test_collector_with_a_masked_actor() -> None:
         assert td["action_mask"].gather(-1, td["action"][..., None]).all()
         assert td["next", "done"].any()
     collector.shutdown()
-
-
-def test_what_a_step_cannot_use_is_named() -> None:
-    env = HyperGrid(2, 4)
-    td = env.reset(TensorDict(batch_size=[2]))
-    with pytest.raises(KeyMismatchError, match=r"a step needs 'action', got \[.*ActionSampler"):
-        env.step(td)
-    td["state"] = torch.tensor([[0, 0], [3, 0]])
-    td["action"] = torch.tensor([0, 0])
-    message = r"got 0 in row 1 with state \[3, 0\], expected one of \[1, 2\]"
-    with pytest.raises(ArgumentError, match=message):
-        env.step(td)
-    assert "next" not in td
-    td["action"] = torch.zeros(2, 2, dtype=torch.int64)
-    with pytest.raises(ShapeError, match=r"action must have shape \[2\], got \[2, 2\]"):
-        env.step(td)

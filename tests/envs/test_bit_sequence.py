@@ -7,7 +7,6 @@ from hypothesis import given, strategies as st
 from gfn_rb.envs import BitSequence
 from gfn_rb.envs.bit_sequence import BLOCKS, draw_modes
 from gfn_rb.envs.conformance import EnumerableEnvConformance
-from gfn_rb.errors import ArgumentError, ShapeError
 
 
 class TestBitSequence(EnumerableEnvConformance):
@@ -85,24 +84,3 @@ def test_strings_to_measure_on() -> None:
     bits = torch.tensor([[int(c) for c in text] for text in env.to_strings(state)])
     modes = bits[::120].repeat_interleave(120, 0)
     assert (bits != modes).double().mean(0).sub(59.5 / 120).abs().max() < 0.03
-
-
-def test_words_in_any_order() -> None:
-    env = BitSequence(16, 4, "non_autoregressive", n_modes=1)
-    assert (env.n_actions, env.max_length, env.encoded_size) == (65, 5, 16)
-    state = env.from_strings(["----0101----1111"])
-    assert state.tolist() == [[-1, 5, -1, 15]]
-    assert env.to_strings(state) == ["----0101----1111"]
-
-
-def test_wrong_states_and_strings() -> None:
-    env = BitSequence(16, 4, n_modes=1)
-    with pytest.raises(ArgumentError, match="state must be terminating"):
-        env.distances(env.from_strings(["0000"]))
-    for text in ("00000", "0120"):
-        with pytest.raises(ArgumentError, match=f"only the letters 0000 to 1111, got '{text}'"):
-            env.from_strings([text])
-    with pytest.raises(ShapeError, match="at most 16 letters"):
-        env.from_strings(["0" * 20])
-    with pytest.raises(ArgumentError, match="got the sink"):
-        env.to_strings(env.sink_state[None])

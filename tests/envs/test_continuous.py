@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from gfn_rb import Sampler
 from gfn_rb.envs import Box, Funnel, Gaussians25, Line, Manywell
 from gfn_rb.envs.conformance import ContinuousEnvConformance
-from gfn_rb.errors import ArgumentError
 from gfn_rb.policies import MixturePolicy, ReferencePolicy
 from gfn_rb.rollout import trajectory_log_probs
 
@@ -202,13 +201,3 @@ def test_modes_are_the_inner_bands():
     state = torch.tensor([[0.15, 0.15], [0.15, 0.85], [0.85, 0.11], [0.88, 0.88], [0.15, 0.5]])
     assert env.modes_reached(state).tolist() == [0, 1, 2, 3]
     assert_close(env.log_reward(state).exp(), torch.tensor([2.6, 2.6, 2.6, 2.6, 0.1]))
-
-
-def test_moves_beyond_their_bounds_are_refused():
-    env = Box()
-    td = env.reset(TensorDict(batch_size=[1]))
-    td["state"] = torch.tensor([[0.9, 0.5]])
-    for angle, half_square in ((0.5, 0.03125), (1.5, 0.02)):
-        td["action"] = torch.tensor([[0.0, angle, half_square]])
-        with pytest.raises(ArgumentError, match="action must be within the bounds of its state"):
-            env.step(td)

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from gfn_rb.envs import EnumerableEnv, HyperGrid, TFBind8, enumerable, uniform_log_pf
-from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.errors import ArgumentError
 
 
 def linear_log_pf(env: EnumerableEnv, seed: int, scale: float = 1.0) -> Callable[[Tensor], Tensor]:
@@ -100,33 +100,6 @@ def test_log_pf_sees_small_chunks_of_states_with_a_choice() -> None:
     assert max(map(len, seen)) == 1000
     assert len(torch.cat(seen)) == (4**8 - 1) // 3  # every unfinished 8-mer, once
     torch.testing.assert_close(log_p, torch.full_like(log_p, -8 * math.log(4)))
-
-
-@pytest.mark.parametrize(
-    ("log_pf", "error", "message"),
-    [
-        (lambda s: torch.zeros(len(s), 2), ShapeError, r"must return shape \[1, 3\], got \[1, 2\]"),
-        (lambda s: torch.full((len(s), 3), torch.nan), NaNError, "log_pf must return .* NaN"),
-        (lambda s: torch.zeros(len(s), 3), ArgumentError, "total probability of 3$"),
-        (  # of which a third is that of an action illegal at the border
-            lambda s: torch.full((len(s), 3), 1 / 3).log(),
-            ArgumentError,
-            "normalised over legal actions",
-        ),
-    ],
-)
-def test_wrong_log_pf(log_pf: Callable[[Tensor], Tensor], error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        HyperGrid(2, 3).policy_log_prob(log_pf)
-
-
-def test_only_terminating_states_have_an_index() -> None:
-    env = CountOnes(2, 3)
-    assert env.terminating_index(torch.tensor([[1, 0, 1]])).tolist() == [5]
-    with pytest.raises(ArgumentError, match=r"got \[1, 0, -1\] in row 1"):
-        env.terminating_index(torch.tensor([[1, 0, 1], [1, 0, -1]]))
-    with pytest.raises(ShapeError, match=r"state must be torch.int64 of shape \[n, 3\]"):
-        env.terminating_index(torch.zeros(1, 4, dtype=torch.int64))
 
 
 def test_number_of_states_is_known_without_listing() -> None:

@@ -12,10 +12,6 @@ from scipy.stats import kstest
 
 from gfn_rb.envs import ConditionalHyperGrid, DeceptiveGrid, EnumerableEnv, HyperGrid
 from gfn_rb.envs.conformance import EnumerableEnvConformance
-from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.policies import ForwardPolicy
-from gfn_rb.rollout import Sampler, action_log_probs
-from gfn_rb.training.metrics import total_variation
 
 
 class TestHyperGrid8x8(EnumerableEnvConformance):
@@ -112,40 +108,6 @@ def test_fixed_conditions_by_hand() -> None:
     assert env.fixed_conditions(0).shape == (0, 1)
     code = env.encode_condition(torch.tensor([[0.25], [1.0], [4.0]]))
     torch.testing.assert_close(code, torch.tensor([[-1.0], [0.0], [1.0]]))
-
-
-def test_networks_measure_and_sample_alike_under_a_condition() -> None:
-    torch.manual_seed(0)
-    env = ConditionalHyperGrid(2, 3)
-    policy = ForwardPolicy(env, (8,))
-    with torch.no_grad():
-        policy.trunk.layers[0].weight[:, -1] *= 20  # make it heed its condition
-    p = partial(action_log_probs, policy, env)
-    ends = []
-    for condition in env.fixed_conditions(2):
-        log_p = env.policy_log_prob(p, condition=condition)
-        n = 20_000
-        generator = torch.Generator().manual_seed(1)
-        drawn = Sampler(policy).sample_trajectories(
-            env, n=n, conditions=condition.expand(n, 1), generator=generator
-        )
-        counts = torch.bincount(env.terminating_index(drawn.terminating_states), minlength=9)
-        assert total_variation((counts / n).log(), log_p) < 0.02
-        ends.append(log_p)
-    assert total_variation(*ends) > 0.05
-
-
-def test_wrong_conditions() -> None:
-    env, state = ConditionalHyperGrid(2, 8), torch.zeros(2, 2, dtype=torch.int64)
-    for call in (lambda: env.log_reward(state), env.target_log_prob, env.log_partition):
-        with pytest.raises(ArgumentError, match="condition must be given for ConditionalHyperGrid"):
-            call()
-    with pytest.raises(ShapeError, match=r"condition must have shape \[2, 1\], got \[2\]"):
-        env.log_reward(state, torch.ones(2))
-    with pytest.raises(ShapeError, match=r"condition must have shape \[1\], got \[3, 1\]"):
-        env.target_log_prob(torch.ones(3, 1))
-    with pytest.raises(ArgumentError, match=r"condition must be None for HyperGrid, got shape \[1"):
-        HyperGrid(2, 8).log_partition(torch.ones(1))
 
 
 class TestDeceptiveGrid9x9(EnumerableEnvConformance):

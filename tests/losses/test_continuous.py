@@ -15,8 +15,6 @@ from gfn_rb.envs import Line
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.losses import (
     DetailedBalance,
-    FlowMatching,
-    ModifiedDetailedBalance,
     SubTrajectoryBalance,
     TrajectoryBalance,
 )
@@ -139,13 +137,6 @@ def test_local_search_leaves_the_target_as_it_is():
 
 
 # What does not go.
-
-
-def test_losses_over_all_actions_are_refused():
-    with pytest.raises(ArgumentError, match="numbered actions for FlowMatching, got a Line, whose"):
-        FlowMatching(EXACT["forward_policy"], ENV)
-    with pytest.raises(ArgumentError, match="numbered actions for ModifiedDetailedBalance"):
-        ModifiedDetailedBalance(**EXACT)
 
 
 def test_policies_without_a_fitting_density_are_told():

@@ -10,7 +10,6 @@ from gfn_rb.containers import States
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.losses import FlowMatching
-from gfn_rb.policies import BackwardPolicy
 
 ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
 
@@ -89,9 +88,3 @@ def test_terms_that_are_not_finite():
     )
     with pytest.raises(ArgumentError, match=r"log F\(exit\) must be finite, got -inf.*not termin"):
         make_loss("fm", letters, tabular_networks(letters))(rows)
-
-
-def test_a_backward_policy_is_refused():
-    env = HyperGrid(2, 2)
-    with pytest.raises(ArgumentError, match="must have is_backward False, got True"):
-        FlowMatching(BackwardPolicy(env), env)

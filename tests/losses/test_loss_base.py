@@ -19,7 +19,6 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError
 from gfn_rb.losses import LOSSES
-from gfn_rb.losses.base import require_finite_terms
 from gfn_rb.policies import (
     BackwardPolicy,
     ConditionalLogZ,
@@ -290,20 +289,6 @@ def test_a_residual_has_a_finite_gradient_where_it_is_zero(name):
     assert logits.grad.isfinite().all()
 
 
-# Its parts.
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_its_networks_are_its_parts_and_the_environment_is_not(name):
-    env = HyperGrid(2, 4)
-    loss = new_loss(name, env)
-    assert {n.split(".")[0] for n, _ in loss.named_parameters()} == set(loss.networks)
-    assert all(isinstance(getattr(loss, part), torch.nn.Module) for part in loss.networks)
-    assert env not in list(loss.modules())
-    assert loss.env is env
-    assert loss.forward_policy.is_backward is False
-
-
 # Bad input.
 
 
@@ -370,52 +355,3 @@ def test_a_floor_under_the_log_reward(name):
     rows = some_rows(loss, Half(2, 3))
     with pytest.raises(ArgumentError, match="log_reward must be finite, got -inf"):
         loss(rows)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_policies_that_go_the_wrong_way(name):
-    env = HyperGrid(2, 3)
-    parts = new_networks(env)
-    swapped = {
-        **parts,
-        "forward_policy": parts["backward_policy"],
-        "backward_policy": parts["forward_policy"],
-    }
-    with pytest.raises(ArgumentError, match="forward_policy must have is_backward False"):
-        make_loss(name, env, swapped)
-    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
-    with pytest.raises(ArgumentError, match="is_backward, True or False, got None"):
-        make_loss(name, env, {**parts, "forward_policy": undirected})
-
-
-# Terms that are not finite.
-
-INF, NAN = torch.inf, torch.nan
-
-
-def test_finite_numbers_pass_whatever_their_terms():
-    terms = {"log F": torch.tensor([NAN])}
-    assert require_finite_terms(torch.ones(2), terms) is None
-    with pytest.raises(NaNError, match="log F must be finite"):  # they are what is named otherwise
-        require_finite_terms(torch.tensor([1.0, INF]), terms)
-
-
-@pytest.mark.parametrize(
-    ("log_reward", "log_pf", "kind", "message"),
-    [
-        ([1.0, -INF], [NAN, 0.0], ArgumentError, "log_reward must be finite, got -inf in 1 of 2"),
-        ([1.0, 1.0], [NAN, -INF], NaNError, "log P_F must be finite, got nan in 2 of 2 rows"),
-        ([1.0, 1.0], [-INF, NAN], ArgumentError, "log P_F must be finite, got -inf in 2 of 2"),
-        ([1.0, 1.0], [0.0, 0.0], ArgumentError, "residual must be finite, got inf in 1 of 2 rows"),
-    ],
-)
-def test_the_first_term_that_is_not_is_named(log_reward, log_pf, kind, message):
-    terms = {"log_reward": torch.tensor(log_reward), "log P_F": torch.tensor(log_pf)}
-    with pytest.raises(kind, match=message):
-        require_finite_terms(torch.tensor([INF, 0.0]), terms)
-
-
-def test_rows_are_counted_where_a_term_has_several_numbers_in_each():
-    log_pf = torch.tensor([[0.0, -INF, -INF], [0.0, 0.0, 0.0], [NAN, 0.0, 0.0]])
-    with pytest.raises(ArgumentError, match="log P_F must be finite, got -inf in 2 of 3 rows"):
-        require_finite_terms(torch.tensor([INF]), {"log P_F": log_pf})

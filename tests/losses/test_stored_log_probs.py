@@ -95,15 +95,3 @@ def test_rows_without_gradient_are_refused():
     mixed = r"containers\[0\] has 'log_prob' with a gradient and containers\[1\] without; drop"
     with pytest.raises(ArgumentError, match=mixed):
         Trajectories.cat([rows, fixed])
-
-
-def test_bad_options(unchecked):
-    modules = networks(GRID)
-    with pytest.raises(ArgumentError, match="log_pf must be 'computed' or 'stored', got True"):
-        make_loss("tb", GRID, modules, log_pf=True)
-    with pytest.raises(ArgumentError, match="log_pf must be 'computed' for ModifiedDetailedBala"):
-        make_loss("mdb", GRID, modules, log_pf="stored")
-    with pytest.raises(ArgumentError, match="save_logprobs must be True with requires_grad"):
-        sampled(modules["forward_policy"], save_logprobs=False)
-    with pytest.raises(ArgumentError, match=r"leave the policy as it is .* got {'epsilon': 0.1, "):
-        sampled(modules["forward_policy"], epsilon=0.1)

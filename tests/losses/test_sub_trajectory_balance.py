@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from factories import CountOnes
@@ -10,7 +8,6 @@ from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError
 
 ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
 
@@ -110,10 +107,3 @@ def test_lambda_can_be_changed():
     rows = both_ways(env, loss.forward_policy, loss.backward_policy)
     loss.subtb_lambda = 0.3
     assert torch.equal(loss(rows), make_loss("subtb", env, networks, subtb_lambda=0.3)(rows))
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_a_lambda_out_of_range(value):
-    env = HyperGrid(2, 3)
-    with pytest.raises(ArgumentError, match=f"subtb_lambda must be a positive number, got {value}"):
-        make_loss("subtb", env, tabular_networks(env), subtb_lambda=value)

@@ -6,14 +6,12 @@ from factories import Ladder
 from tensordict import TensorDict
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
-from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.policies.networks import (
     BackwardPolicy,
     ConditionalLogZ,
     ForwardPolicy,
     LogZ,
     StateFlow,
-    Trunk,
     UniformBackwardPolicy,
 )
 
@@ -99,17 +97,6 @@ def test_a_log_z_for_each_condition():
     log_z(condition).sum().backward()
     assert all(p.grad is not None for p in log_z.parameters())
     assert LogZ(3.0)(condition).item() == 3.0
-
-
-def test_bad_arguments():
-    with pytest.raises(ArgumentError, match="env must have conditions for ConditionalLogZ"):
-        ConditionalLogZ(HyperGrid(2, 4))
-    with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
-        ConditionalLogZ(Ladder(3))(None)
-    with pytest.raises(ArgumentError, match="hidden must be at least 1, got 0"):
-        ForwardPolicy(HyperGrid(2, 4), hidden=(8, 0))
-    with pytest.raises(ShapeError, match="trunk must take 8 features, got one of 7"):
-        BackwardPolicy(HyperGrid(2, 4), trunk=Trunk(7, [4]))
 
 
 def test_conditions_are_read_after_the_state_as_the_environment_encodes_them():

@@ -9,8 +9,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from gfn_rb import ActionSampler, Sampler, Trajectories
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, Line
-from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
-from gfn_rb.policies import BackwardPolicy, ForwardPolicy, MixturePolicy
+from gfn_rb.errors import NaNError
+from gfn_rb.policies import ForwardPolicy, MixturePolicy
 from gfn_rb.rollout import trajectory_log_probs
 
 GRID = HyperGrid(2, 3)
@@ -164,21 +164,3 @@ def test_logits_that_are_no_numbers(kind):
     acting = ActionSampler(constant_policy(0.0, torch.nan, 0.0))
     with set_exploration_type(kind), pytest.raises(NaNError, match=r"nan.*for state \[0, 0\]"):
         acting(at([0, 2], [0, 0]))
-
-
-def test_bad_input():
-    with pytest.raises(ArgumentError, match="forward one, got one with is_backward=True"):
-        ActionSampler(BackwardPolicy(GRID))
-    with pytest.raises(ArgumentError, match=r"is_backward.*None"):
-        ActionSampler(TensorDictModule(lambda x: x, in_keys=["state"], out_keys=["logits"]))
-    with pytest.raises(ArgumentError, match=r"among .*got \['eps'\]"):
-        ActionSampler(ForwardPolicy(GRID), eps=0.1)
-    with pytest.raises(ArgumentError, match=r"epsilon must be in \[0, 1\], got 2"):
-        ActionSampler(ForwardPolicy(GRID), epsilon=2.0)
-    with pytest.raises(KeyMismatchError, match=r"action_mask.*got.*state"):
-        ActionSampler(ForwardPolicy(GRID))(TensorDict({"state": GRID.source(1)}, [1]))
-    line = Line()
-    with pytest.raises(ShapeError, match=r"action must have shape \[2, 2\], got \[2\]"):
-        line.rollout(2, ActionSampler(MixturePolicy(line)), tensordict=TensorDict(batch_size=[2]))
-    with pytest.raises(ArgumentError, match=r"must have a method get_dist.* for Line"):
-        ActionSampler(ForwardPolicy(line), env=line)(line.reset())

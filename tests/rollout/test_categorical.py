@@ -98,21 +98,6 @@ def test_draw_tells_rows_without_a_distribution(bad):
     assert draw_on_host(p.double().numpy(), np.full((2, 1), 0.5)) is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epsilon": -0.1}, r"epsilon must be in \[0, 1\], got -0.1"),
-        ({"epsilon": math.nan}, r"epsilon must be in \[0, 1\], got nan"),
-        ({"temperature": 0.0}, "temperature must be positive and finite, got 0.0"),
-        ({"temperature": math.inf}, "temperature must be positive and finite, got inf"),
-        ({"noise": -1.0}, "noise must be at least 0 and finite, got -1.0"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ArgumentError, match=message):
-        Exploration(**options)
-
-
 def test_the_reason_names_the_state():
     state = torch.tensor([[1, 2], [3, 4]])
     logits, legal = torch.zeros(2, 2), torch.tensor([[True, True], [False, False]])

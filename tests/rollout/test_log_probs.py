@@ -3,12 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from factories import Ladder, linear_policy, policy_of
-from tensordict.nn import TensorDictModule
 
 from gfn_rb.buffers import fifo_buffer
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy
 from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs, transition_log_probs
 
@@ -194,18 +192,3 @@ def test_transitions_have_the_log_probs_of_their_trajectories(name, kind, is_bac
     (gradient,) = torch.autograd.grad(log_prob.square().sum(), policy.weight)
     (wanted,) = torch.autograd.grad(expected.square().sum(), policy.weight)
     torch.testing.assert_close(gradient, wanted, atol=1e-3, rtol=1e-4)
-
-
-def test_bad_policies_are_named():
-    env = HyperGrid(2, 4)
-    trajectories = some_trajectories(env, "forward")
-    undirected = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["logits"])
-    with pytest.raises(ArgumentError, match="attribute is_backward, True or False, got None"):
-        trajectory_log_probs(undirected, env, trajectories)
-    narrow = policy_of(lambda state: torch.zeros(len(state), 2), False)
-    with pytest.raises(ShapeError, match=r"'logits' of shape \[\d+, 3\], got \[\d+, 2\]"):
-        trajectory_log_probs(narrow, env, trajectories)
-    silent = TensorDictModule(torch.zeros_like, in_keys=["state"], out_keys=["action_value"])
-    silent.is_backward = False
-    with pytest.raises(KeyMismatchError, match="policy must write 'logits'"):
-        trajectory_log_probs(silent, env, trajectories)

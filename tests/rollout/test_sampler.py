@@ -7,11 +7,9 @@ from hypothesis import given, strategies as st
 from statistics_of_draws import chi_square_p
 
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.policies import UniformBackwardPolicy
 from gfn_rb.rollout import Exploration, Sampler, action_log_probs
-from gfn_rb.rollout.categorical import exploration_from
-from gfn_rb.rollout.sampler import check_conditions, check_log_rewards, starting_states
 from gfn_rb.rollout.walk import Walk, check_rewards
 
 ENVS = {
@@ -136,12 +134,6 @@ def test_sampled_actions_follow_the_policy(is_backward):
     torch.testing.assert_close(logits[0], policy(state=state)[0].detach())
 
 
-def test_a_bare_module_is_no_policy(unchecked):
-    message = "policy must be a TensorDictModule that reads 'state' and writes 'logits', got a Lin"
-    with pytest.raises(ArgumentError, match=message):
-        Sampler(torch.nn.Linear(2, 3))
-
-
 @given(st.integers(0, 12), st.integers(1, 3), st.integers(2, 4), st.integers(0, 9))
 def test_any_grid_any_number_of_rows(n, ndim, height, seed):
     env = HyperGrid(ndim, height)
@@ -219,95 +211,13 @@ def test_autograd_records_nothing():
     assert not rows.estimator_output.requires_grad
 
 
-# Arguments.
-
-GRID = HyperGrid(2, 4)
-ORIGIN = torch.zeros(3, 2, dtype=torch.int64)
-SINK = torch.full((1, 2), -1)
-
-
-def conditional() -> HyperGrid:
-    env = HyperGrid(2, 4)
-    env.condition_shape = torch.Size([5])
-    return env
-
-
-def test_unknown_options_are_listed():
-    with pytest.raises(ArgumentError, match=r"among \['epsilon', .*\], got \['epsilom'\]"):
-        exploration_from({"epsilom": 0.1}, False)
-
-
-def test_a_backward_policy_has_no_exit_to_bias():
-    assert exploration_from({"exit_bias": 1.0}, False).exit_bias == 1.0
-    with pytest.raises(ArgumentError, match="exit_bias must be 0 for a backward policy"):
-        exploration_from({"exit_bias": 1.0}, True)
-
-
-@pytest.mark.parametrize(
-    ("n", "states", "is_backward", "message"),
-    [
-        (None, None, False, "exactly one of n and states must be given, got neither"),
-        (3, ORIGIN, False, "exactly one of n and states must be given, got both"),
-        (-1, None, False, "n must be at least 0, got -1"),
-        (3, None, True, "states alone must be given .*, got n=3 and no states"),
-        (3, ORIGIN, True, "states alone must be given .*, got n=3 and 3 states"),
-        (None, None, True, "states alone must be given .*, got n=None and no states"),
-        (None, SINK, False, r"other than the sink for a forward policy, got \[-1, -1\] in row 0"),
-        (None, SINK, True, r"states must be terminating .*, got \[-1, -1\] in row 0"),
-    ],
-)
-def test_where_trajectories_cannot_start(n, states, is_backward, message):
-    with pytest.raises(ArgumentError, match=message):
-        starting_states(GRID, n, states, is_backward)
-
-
-def test_conditions():
-    check_conditions(GRID, ORIGIN, None)
-    check_conditions(GRID, ORIGIN, torch.zeros(3, 9))
-    check_conditions(conditional(), ORIGIN, torch.zeros(3, 5))
-    with pytest.raises(
-        ShapeError, match=r"conditions must have shape \[3, \.\.\.\].* got \[2, 9\]"
-    ):
-        check_conditions(GRID, ORIGIN, torch.zeros(2, 9))
-    with pytest.raises(ShapeError, match=r"conditions must have shape \[3, 5\].* got \[3, 9\]"):
-        check_conditions(conditional(), ORIGIN, torch.zeros(3, 9))
-    with pytest.raises(ArgumentError, match="conditions must be given for HyperGrid, got None"):
-        check_conditions(conditional(), ORIGIN, None)
-
-
-def test_log_rewards():
-    check_log_rewards(None, ORIGIN, False)
-    check_log_rewards(torch.zeros(3), ORIGIN, True)
-    with pytest.raises(ArgumentError, match="log_rewards must be None for a forward policy"):
-        check_log_rewards(torch.zeros(3), ORIGIN, False)
-    with pytest.raises(ShapeError, match=r"floating point of shape \[3\], got .* \[2\]"):
-        check_log_rewards(torch.zeros(2), ORIGIN, True)
-    with pytest.raises(ShapeError, match=r"floating point of shape \[3\], got torch.int64"):
-        check_log_rewards(torch.zeros(3, dtype=torch.int64), ORIGIN, True)
-
-
 def test_rewards():
-    check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), ORIGIN)
+    origin = torch.zeros(3, 2, dtype=torch.int64)
+    check_rewards(torch.tensor([0.0, -torch.inf, 2.0]), origin)
     with pytest.raises(NaNError, match=r"got nan for state \[0, 0\] in row 1"):
-        check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), ORIGIN)
+        check_rewards(torch.tensor([0.0, torch.nan, torch.nan]), origin)
     with pytest.raises(NaNError, match=r"got inf for state \[0, 0\] in row 2"):
-        check_rewards(torch.tensor([0.0, 1.0, torch.inf]), ORIGIN)
-
-
-@pytest.mark.parametrize(
-    ("state", "why"),
-    [
-        ([9, 9, 9], r"states must hold numbers from -1 to 3, got \[9, 9, 9\] in row 1"),
-        ([4, 0, 0], r"states must hold numbers from -1 to 3, got \[4, 0, 0\] in row 1"),
-        ([0, -1, 2], r"states must have a legal action, got none for \[0, -1, 0\] in row 1"),
-    ],
-)
-def test_states_of_no_grid_point_are_named(state, why):
-    env = HyperGrid(3, 4)
-    given = torch.tensor([[1, 1, 1], state])
-    sampler = Sampler(UniformBackwardPolicy(env))
-    with pytest.raises(ArgumentError, match=why):
-        sampler.sample_trajectories(env, states=given)
+        check_rewards(torch.tensor([0.0, 1.0, torch.inf]), origin)
 
 
 @pytest.mark.parametrize("walk", [Walk.roll, Walk.roll_together])

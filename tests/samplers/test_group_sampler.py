@@ -19,7 +19,7 @@ from torchrl.data import (
 )
 from torchrl.objectives.llm import MCAdvantage
 
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
+from gfn_rb.errors import CheckpointMismatchError, EmptyBufferError
 from gfn_rb.samplers import GroupSampler
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -185,17 +185,6 @@ def test_the_state_of_another_law_is_refused(name, value, other):
     two.load_state_dict(of_0_3)
 
 
-def test_wrong_draws_are_refused():
-    empty = buffer(GroupSampler("prompt", num_groups=1))
-    empty.empty()
-    with pytest.raises(EmptyBufferError):
-        empty.sample(1)
-    sampler = GroupSampler("prompt", num_groups=1, weight="best")
-    unscored = buffer(sampler, rows([1], [math.nan]), writer=FIFOWriter())
-    with pytest.raises(NaNError):
-        unscored.sample(1)
-
-
 def test_groups_are_drawn_by_the_variance_of_their_rewards():
     # Successes: 2 of 4, 1 of 4, all of 2, none of 1.
     prompt = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4]
@@ -257,15 +246,9 @@ def test_groups_of_little_variance_are_dropped_and_counted(weight):
     rb.extend(rows([2], [2.5]))  # over the worst row, one of prompt 3
     assert set(rb.sample(200)["prompt"].tolist()) == {1, 2}
     assert sampler.dropped == {"min_variance": 1, "weight": 0}
-    for least in (-1.0, math.nan, "low"):
-        with pytest.raises(ArgumentError, match="min_variance must be a number of at least 0"):
-            GroupSampler("prompt", samples_per_group=1, min_variance=least)
-    rb = buffer(GroupSampler("prompt", samples_per_group=1, weight="success"), rows([1], [-1.0]))
-    with pytest.raises(ArgumentError, match="weight='success' needs keys of at least 0, got -1"):
-        rb.sample(1)
 
 
-def test_variance_needs_finite_rewards_that_differ():
+def test_variance_needs_rewards_that_differ():
     sampler = GroupSampler("prompt", samples_per_group=1, weight="variance")
     with pytest.raises(EmptyBufferError, match="no group can be drawn"):
         buffer(sampler, rows([1, 1, 2], [1.0, 1.0, 0.0])).sample(1)
@@ -273,6 +256,3 @@ def test_variance_needs_finite_rewards_that_differ():
     alike["log_reward"] = torch.full((3,), 0.1, dtype=torch.float64)  # their mean is another number
     with pytest.raises(EmptyBufferError, match="no group can be drawn"):
         buffer(GroupSampler("prompt", samples_per_group=1, weight="variance"), alike).sample(1)
-    sampler = GroupSampler("prompt", samples_per_group=1, weight="variance")
-    with pytest.raises(ArgumentError, match="weight='variance' needs finite keys, got infinite"):
-        buffer(sampler, rows([1, 1], [1.0, -math.inf])).sample(1)

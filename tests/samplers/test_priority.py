@@ -15,7 +15,6 @@ from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
     EmptyBufferError,
-    KeyMismatchError,
     NaNError,
     ShapeError,
 )
@@ -196,25 +195,6 @@ def test_bad_priorities_change_nothing(key, index, priority, error, message):
     with pytest.raises(error, match=message):
         rb.update_priority(torch.tensor(index), torch.tensor(priority))
     assert fits(rb, law(PRIORITY, eps=0.1))
-
-
-def test_other_bad_input_is_named():
-    with pytest.raises(ArgumentError, match=r"storage must be given before.*got None"):
-        PrioritySampler().update_priority(torch.tensor([0]), torch.tensor([1.0]))
-    with pytest.raises(
-        ArgumentError, match="default_priority has no meaning where items bring 'loss'"
-    ):
-        PrioritySampler("loss").default_priority = 3.0
-    with pytest.raises(KeyMismatchError, match="'td_error' is not in the storage"):
-        buffer(key="td_error").sample(1)
-    for value, error, message in (
-        (-1.5, ArgumentError, "the storage holds -1.5 under 'loss': expected priorities of at"),
-        (math.nan, NaNError, "holds NaN under 'loss'"),
-    ):
-        rb = buffer([1.0, value], "loss")
-        for _ in range(2):  # the second time as well
-            with pytest.raises(error, match=message):
-                rb.sample(1)
 
 
 @pytest.mark.cuda

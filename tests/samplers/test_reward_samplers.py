@@ -21,7 +21,6 @@ from gfn_rb.errors import (
     EmptyBufferError,
     KeyMismatchError,
     NaNError,
-    ShapeError,
 )
 from gfn_rb.numerics.rank_laws import RankedDistribution
 from gfn_rb.samplers import (
@@ -264,35 +263,6 @@ def test_impossible_draws_are_named(kind, log_reward, options, n, error, message
         rb.extend(rows([1.0, 2.0]))  # beside it
         rb.extend(rows([1.0, 2.0]))  # over it
         assert rb.sample(n).shape == (n,)
-
-
-@pytest.mark.parametrize(
-    ("log_reward", "replacement", "n", "error", "message"),
-    [
-        ([-math.inf] * 2, "auto", 1, EmptyBufferError, "every stored 'log_reward' has weight zero"),
-        ([-math.inf] * 2, True, 1, EmptyBufferError, "weight zero"),
-        ([0.0, -math.inf], False, 2, ArgumentError, "items of positive weight"),
-    ],
-)
-def test_rows_without_weight_are_not_drawn(log_reward, replacement, n, error, message):
-    rb = buffer("softmax", log_reward, replacement=replacement)
-    with pytest.raises(error, match=message):
-        rb.sample(n)
-
-
-def test_unsuitable_storages_are_named():
-    storage = LazyTensorStorage(4, ndim=2)
-    rb = TensorDictReplayBuffer(storage=storage, sampler=SoftmaxRewardSampler(), batch_size=1)
-    for use in (
-        lambda: rb.extend(TensorDict({"log_reward": torch.zeros(2, 2)}, [2, 2])),
-        rb.sample,
-    ):
-        with pytest.raises(ShapeError, match="ndim=1, got ndim=2"):
-            use()
-    rb = buffer("softmax", [], capacity=3)
-    rb.extend(TensorDict({"log_reward": torch.zeros(2, 3)}, [2]))
-    with pytest.raises(ShapeError, match=r"one number per row, got shape \(3,\)"):
-        rb.sample(1)
 
 
 @pytest.mark.cuda

@@ -11,14 +11,11 @@ from training.training_runs import (
     WARM_GRID,
     equal,
     grid,
-    resumed_beside,
-    timeless,
-    trained,
 )
 
 from gfn_rb import Trajectories
 from gfn_rb.rollout import LocalSearchSampler
-from gfn_rb.training import SearchOptions, TeacherOptions, Trainer
+from gfn_rb.training import SearchOptions, Trainer
 from gfn_rb.training.sources import LocalSearchSource, PolicySource, Source
 
 
@@ -78,17 +75,3 @@ def test_a_search_undoes_the_share_it_is_told():
     before, after = trainer.source.sample(20).terminating_states.chunk(2)
     assert torch.equal(before[:, :6], after[:, :6])
     assert not torch.equal(before, after)
-
-
-@pytest.mark.parametrize(
-    ("options", "per_step"),
-    [({"search": SearchOptions(1)}, 12), ({"teacher": TeacherOptions(0.5)}, 6)],
-)
-def test_a_source_goes_on_where_it_was(options, per_step, tmp_path):
-    whole = trained(grid(batch_size=6, **options), 2)
-    assert len(whole.rb) == whole.discovery.calls == 2 * per_step
-    restored = resumed_beside(whole, tmp_path, 2)
-    assert timeless(restored.measure()) == timeless(whole.measure())
-    if whole.teacher is not None:
-        equal(restored.teacher.state_dict(), whole.teacher.state_dict())
-    equal(restored.rb.storage[:].to_dict(), whole.rb.storage[:].to_dict())

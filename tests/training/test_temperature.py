@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from gfn_rb.errors import ArgumentError
 from gfn_rb.training import BoxConfig, HyperGridConfig, Trainer
 from gfn_rb.training.sources import AdaptiveTemperature
 
@@ -51,17 +50,3 @@ def test_fresh_trajectories_are_sampled_at_the_temperature():
 
 def test_continuous_states_are_sampled_at_1():
     assert used_by(BoxConfig(hidden=(8,)))[1] == [1.0] * 3
-
-
-def test_a_resumed_run_goes_on_with_the_temperature(tmp_path):
-    trainer, _ = used_by(HyperGridConfig(ndim=2, height=3, hidden=(8,)), 12)
-    trainer.save(tmp_path / "run")
-    other = Trainer(trainer.config)
-    other.load(tmp_path / "run")
-    assert other.temperature.value == trainer.temperature.value
-    assert other.step() == trainer.step()
-
-
-def test_a_temperature_of_0_is_refused():
-    with pytest.raises(ArgumentError, match="temperature must be positive and finite, got 0"):
-        Trainer(HyperGridConfig(temperature=0.0))

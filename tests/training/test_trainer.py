@@ -75,6 +75,7 @@ def state(trainer):
         "writer": trainer.rb.writer.state_dict(),
         "generators": (trainer.generator.get_state(), trainer.rb._rng.get_state()),
         "discovery": trainer.discovery.state_dict(),
+        "temperature": trainer.temperature.value,
         "steps_done": trainer.steps_done,
         "history": [timeless(row) for row in trainer.history],
         "row": timeless(trainer.measure()),
@@ -109,8 +110,16 @@ def test_reading_the_buffer_while_items_are_stored_or_saved_changes_nothing(tmp_
     assert_same(reading, trained(config, 3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+QUICK = "teacher", "bits", "priorities"  # of these, the short tests see that they go on
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(config, id=name, marks=[pytest.mark.slow] * (name not in QUICK))
+        for name, config in VARIANTS.items()
+    ],
+)
 def test_a_restored_run_equals_one_never_interrupted(config, tmp_path):
     first = trained(config, 4)  # between two rows of the history
     first.save(tmp_path / "checkpoint")
@@ -226,18 +235,6 @@ def test_terminal_replay_regenerates_paths():
     inner = (drawn.terminating_states > 0).all(1)
     x, path = drawn.terminating_states[inner], drawn.action[inner]
     assert len(x.unique(dim=0)) < len(torch.cat([x, path], 1).unique(dim=0))
-
-
-def test_log_z_starts_where_the_first_batch_estimates_it():
-    trainer = Recorded(GRID)
-    trainer.step()
-    start = Trainer(GRID)
-    assert start.log_z == 0
-    with torch.no_grad():
-        weight = -start.loss.residual(trainer.batches[0])
-        expected = weight.exp().mean().log()
-    start.loss.fit_log_z(trainer.batches[0])
-    torch.testing.assert_close(start.loss.estimate_log_z().detach(), expected)
 
 
 def test_metrics_are_of_averaged_weights():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gfn_rb.errors import ArgumentError, PeerLostError, TransportTimeoutError
+from gfn_rb.errors import PeerLostError, TransportTimeoutError
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.local import QueuedMessage
 
@@ -43,12 +43,6 @@ def test_senders_are_served_in_turn() -> None:
     senders[1].send([b"b"], 3)
     assert [receiver.probe(), receiver.probe()] == [(0, 0, 1)] * 2  # until it is taken
     assert [receiver.recv().source, receiver.recv().source] == [0, 1]
-
-
-@pytest.mark.parametrize("size", [0, -3])
-def test_groups_have_members(size: int) -> None:
-    with pytest.raises(ArgumentError, match=f"size must be at least 1, got {size}"):
-        LocalTransport.group(size)
 
 
 def test_a_handle_is_done_when_the_receiver_has_taken_it() -> None:

@@ -14,7 +14,7 @@ from torchrl.data import (
 )
 from writers.diverse_rule import Item, rule
 
-from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near import neighbours
 from gfn_rb.writers import DiversityWriter
 
@@ -234,9 +234,3 @@ def test_a_callable_keeps_what_its_norm_keeps(near):
         assert ours.extend(batch.clone()).equal(norm.extend(batch))
     assert serials(ours) == serials(norm)
     assert len(ours) > 4
-
-
-def test_a_distance_is_named_and_takes_no_norm():
-    assert "p='steps_apart'" in repr(DiversityWriter(distance=steps_apart))
-    with pytest.raises(ArgumentError, match="p has no meaning beside a distance, got 2"):
-        DiversityWriter(p=2, distance=steps_apart)

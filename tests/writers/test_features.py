@@ -5,7 +5,6 @@ from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
 from gfn_rb.column import KeyColumn
-from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.writers.features import Features
 
 
@@ -36,23 +35,6 @@ def test_keys_callables_and_conditions():
 def test_large_integers_survive_a_fractional_condition():
     data = items(state=torch.tensor([2**30, 2**30 + 1]), condition=torch.tensor([0.5, 0.5]))
     assert Features(None)(data).tolist() == [[2**30, 0.5], [2**30 + 1, 0.5]]
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        ("x", KeyMismatchError, r"lacks the key 'x' of features: it holds \['state'\]"),
-        (lambda td: td["state"][:, 0], ShapeError, r"\[n, d\] with n=2, got \[2\]"),
-        (lambda td: td["state"][:1], ShapeError, r"with n=2, got \[1, 3\]"),
-        (lambda td: [1, 2], ShapeError, "got a list"),
-        (lambda td: td["state"] * 1j, ShapeError, "real numbers, got torch.complex64"),
-        (lambda td: 1 / td["state"][:, :1], NaNError, "infinite in 1 of 2 items, first at .* 1:"),
-    ],
-)
-def test_features_that_are_none(source, error, message):
-    data = items(state=torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 2.0]]))
-    with pytest.raises(error, match=message):
-        Features(source)(data)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])

@@ -7,8 +7,6 @@ from remote.remote_runs import objects, transitions
 from statistics_of_draws import chi_square_p
 
 from gfn_rb import fifo_buffer
-from gfn_rb.errors import ArgumentError
-from gfn_rb.remote import Subscription
 from gfn_rb.remote.feeding import Feeder, Subscriber
 
 
@@ -109,10 +107,3 @@ def test_diverse_transitions_are_the_best_ones():
     log_reward = [float(i) for i in range(20)]
     items = transitions(range(20)).set("log_reward", torch.tensor(log_reward))
     assert chosen("diverse", 2, log_reward, items) == [19, 18]
-
-
-@pytest.mark.parametrize("policy", ["best", "", 3, ["top"]])
-def test_an_unknown_policy_is_named(policy, unchecked):
-    message = "policy must be 'top', 'diverse', 'softmax' or 'newest', got"
-    with pytest.raises(ArgumentError, match=message):
-        Subscription(fifo_buffer(9), 1, policy)

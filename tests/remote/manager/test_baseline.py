@@ -6,7 +6,6 @@ import torch
 from remote.remote_runs import objects
 
 from gfn_rb import fifo_buffer
-from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import EMABaseline, MinBaseline, PercentileBaseline
 
 
@@ -86,16 +85,3 @@ def test_a_restored_baseline_goes_on():
     follow(one, range(3))
     other.load_state_dict(one.state_dict())
     assert follow(one, range(3, 6)) == follow(other, range(3, 6))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: EMABaseline(alpha=0.0), "alpha must be above 0 and at most 1, got 0.0"),
-        (lambda: MinBaseline(alpha=1.5), "alpha must be above 0 and at most 1, got 1.5"),
-        (lambda: PercentileBaseline(1.5), r"percentile must be in \[0, 1\], got 1.5"),
-    ],
-)
-def test_bad_arguments_are_named(make, message):
-    with pytest.raises(ArgumentError, match=message):
-        make()

@@ -5,8 +5,6 @@ import torch
 from remote.remote_runs import group, objects, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.buffers import RateLimiter
-from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
@@ -129,14 +127,6 @@ def test_what_makes_no_sense_is_refused(caplog, kind, meta, message):
     assert "manager 0: refused what rank 1 sent" in caplog.text
     assert other.send(objects([1])).meta["outcomes"]["stored"] == 1
     assert not manager.finished
-
-
-def test_a_manager_keeps_no_pace():
-    rb = fifo_buffer(9, rate_limiter=RateLimiter(1.0))
-    with pytest.raises(
-        ArgumentError, match=r"no rate_limiter, got RateLimiter\(samples_per_insert=1"
-    ):
-        ReplayBufferManager(group(2)[0], rb)
 
 
 def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(caplog):
@@ -337,18 +327,3 @@ def test_run_ends_in_time_and_says_where_the_time_went(caplog):
     manager.run(timeout=0.05)
     assert not manager.finished
     assert "manager 0: 0 batches; idle" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"managers": [1]}, r"managers must hold this rank, 0, and no worker, got \[1\]"),
-        ({"workers": [-1]}, "workers must be different ranks"),
-        ({"duplicates": "maybe"}, "duplicates must be 'drop' or 'keep', got 'maybe'"),
-        ({"checkpoint_every": 1}, "checkpoint_every must be at least 1 and needs checkpoint"),
-        ({"checkpoint_every": 0, "checkpoint": "a"}, "checkpoint_every must be at least 1"),
-    ],
-)
-def test_bad_arguments_are_named(unchecked, kwargs, message):
-    with pytest.raises(ArgumentError, match=message):
-        ReplayBufferManager(group(3)[0], fifo_buffer(2), **kwargs)

@@ -1,9 +1,7 @@
-import pytest
 import torch
 from remote.remote_runs import objects
 
-from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.options import BaselineFilter, NonBlocking
+from gfn_rb.remote.options import BaselineFilter
 
 
 def sent(rows):
@@ -31,11 +29,3 @@ def test_only_empty_batches_in_a_row_count():
         assert len(keep(low, 5.0)) == 0
         assert len(keep(objects([0, 9]), 5.0)) == 1
     assert keep.refreshes == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "name"), [(BaselineFilter, "refresh_after"), (NonBlocking, "in_flight")]
-)
-def test_bad_arguments_are_named(make, name):
-    with pytest.raises(ArgumentError, match=f"{name} must be at least 1, got 0"):
-        make(0)

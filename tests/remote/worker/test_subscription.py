@@ -1,8 +1,6 @@
-import pytest
 from remote.remote_runs import objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding import ObjectIndex
 from gfn_rb.remote.options import Subscription
 
@@ -53,15 +51,6 @@ def test_only_the_objects_fed_last_are_remembered(monkeypatch):
     assert [subscription.receive(objects([v]), None) for v in [*range(11), 1, 0]] == [
         *([0] * 11 + [1, 0])
     ]
-
-
-@pytest.mark.parametrize(
-    ("bad", "name"),
-    [({"quota": 0}, "quota"), ({"quota": 4097}, "quota"), ({"policy": "x"}, "policy")],
-)
-def test_bad_terms_are_named(bad, name):
-    with pytest.raises(ArgumentError, match=f"{name} must be"):
-        Subscription(fifo_buffer(1), **{"quota": 1, **bad})
 
 
 def test_rows_are_taken_once_as_they_came():

@@ -7,7 +7,6 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictRoundRobinWr
 
 from gfn_rb import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import (
-    ArgumentError,
     KeyMismatchError,
     NaNError,
     RemoteError,
@@ -328,23 +327,6 @@ def test_a_worker_goes_on_without_a_manager_it_never_met(caplog):
     assert values_of(worker.buffer) == [1]
     assert (worker.statistics.offered, worker.statistics.skipped) == (1, 1)
     assert "going on with its own buffer alone" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"manager": 2}, r"manager must be different ranks in 0 to 1, at least one, got \[2\]"),
-        ({"manager": 1}, "manager must be another rank than this one, 1"),
-        ({"frequency": 0}, "frequency must be at least 1, got 0"),
-        ({"payload": "all"}, "payload must be .* or 'scoring', got 'all'"),
-        ({"keep": ["state"]}, "keep must be a list of names"),
-        ({"keep": "log_prob"}, "keep must be a list of names"),
-        ({"on_error": "cry"}, "on_error must be 'raise' or 'log', got 'cry'"),
-    ],
-)
-def test_bad_arguments_are_named(unchecked, kwargs, message):
-    with pytest.raises(ArgumentError, match=message):
-        ReplayBufferWorker(group(2)[1], **{"manager": 0, **kwargs})
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -18,7 +18,7 @@ from training.training_runs import timeless
 import gfn_rb
 from gfn_rb.checkpoint import Journal, load_state
 from gfn_rb.errors import CheckpointError
-from gfn_rb.training import DRAW, Trainer, report
+from gfn_rb.training import Trainer, report
 from gfn_rb.training.cli import main
 from gfn_rb.training.config import CONFIGS, flat
 from gfn_rb.training.session import launch
@@ -144,19 +144,6 @@ def test_every_option_reaches_the_configuration(monkeypatch):
     assert default.keys() - {"env", "format"} <= seen
 
 
-def test_options_of_other_kinds_are_refused_by_name(capsys):
-    for words, why in (
-        ("--draw.temperature 2", "--draw.temperature belongs to --draw softmax, got --draw rank"),
-        ("--cutoff=1", "--keep.cutoff belongs to --keep diverse, got --keep top"),
-        ("--draw uniform --draw.k 1", "--draw.k belongs to --draw rank, got --draw uniform"),
-        ("--keep.cutoff 1", "--keep.cutoff belongs to --keep diverse, got --keep top"),
-    ):
-        assert refusal(capsys, "train", "tfbind8", *words.split()) == (2, f"gfn-rb: {why}")
-    line = f"gfn-rb: draw must be one of {', '.join(DRAW)}, got 'best'"
-    assert refusal(capsys, "train", "tfbind8", "--draw", "best") == (2, line)
-    assert refusal(capsys, "train", "tfbind")[1].endswith("did you mean tfbind8?")
-
-
 def test_groups_have_boxes_of_their_own(capsys):
     with pytest.raises(SystemExit):
         main(["train", "hypergrid", "--draw", "softmax", "--help-all"])
@@ -198,41 +185,6 @@ def test_runs_are_compared(capsys):
     line = "gfn-rb: plot must end in .png, .pdf or .svg, got plot.gif"
     assert refusal(capsys, "compare", "run1", "--plot", "plot.gif") == (2, line)
     assert refusal(capsys, "compare", "run1", "--metrics", "modes")[1].endswith("mean modes_found?")
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ("--draw.k 0", "draw.k must be positive and finite, got 0.0"),
-        ("--teacher.c 1", "teacher.c has no effect unless teacher is given, got 1.0"),
-        ("--patience 5", "patience has no effect unless several ranks are started, got 5.0 with 1"),
-    ],
-)
-def test_a_bad_value_is_named(options, line, capsys, tmp_path):
-    assert refusal(capsys, *GRID, *options.split()) == (2, f"gfn-rb: {line}")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["train", "tfbind8", "--form", "middle"], ["form", "middle", "append"]),
-        (["train"], ["tfbind8", "hypergrid"]),
-        (["train", "TFBind8"], ["did you mean tfbind8?"]),
-        (["train", "tfbind8", "--metrics", "ELBOW"], ["did you mean elbo?"]),
-        (["train", "tfbind8", "--step", "5"], ["did you mean --steps or --anneal.steps?"]),
-        (["train", "tfbind8", "--max-age", "x"], ["max-age must be INT or None, got 'x'"]),
-        (["trian"], ["did you mean train?"]),
-        (["--hepl"], ["did you mean --help?"]),
-        (["fly"], ["fly", "train", "resume", "inspect", "compare"]),
-        ([], ["train", "resume", "inspect"]),
-        (["resume"], ["PATH"]),
-    ],
-)
-def test_words_that_make_no_sense_are_named(words, named, capsys):
-    code, err = refusal(capsys, *words)
-    assert code == 2
-    assert [word for word in named if word not in err] == []
 
 
 def test_a_damaged_journal_is_recovered(capsys, tmp_path):
@@ -303,13 +255,6 @@ def test_the_environment_stands_before_or_after_its_options(words, monkeypatch):
     monkeypatch.setattr(launch, "train", made.append)
     assert main(["train", *words.split()]) == 0
     assert (made[0].env, made[0].steps, made[0].hidden) == ("tfbind8", 3, (8, 4))
-
-
-def test_too_little_memory_is_named(capsys):
-    words = "train tfbind8 --replay trajectories --capacity 1000000000000000 --steps 1"
-    code, line = refusal(capsys, *words.split())
-    assert code == 1
-    assert line.startswith("gfn-rb: not enough memory: ")
 
 
 @pytest.mark.parametrize("env", CONFIGS)
