@@ -185,45 +185,35 @@ def test_rows_without_objects_are_called_by_their_number() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("describe", "note"),
-    [
-        (lambda state: [1 / 0 for _ in state], "it raised ZeroDivisionError: 'division by zero'"),
-        (lambda state: ["one"], "a text for each of 64 states, got ['one']"),
-    ],
-)
-def test_a_description_that_fails_leaves_the_numbers(describe, note) -> None:
-    found = read_content(grid_buffer(), ENV, describe)
-    assert found.words == read_content(grid_buffer()).words
-    assert note in found.notes["words"]
-    assert "\n" not in found.notes["words"]
+class WithoutModes(HyperGrid):
+    def modes_reached(self, state, log_reward=None):
+        raise RuntimeError("no modes today")
 
 
 @pytest.mark.parametrize(
-    ("features", "note"),
+    ("part", "options", "note"),
     [
-        (lambda td: torch.rand(5, 2), "shape [n, d] with n=64, got [5, 2]"),
-        (lambda td: 1 / 0, "ZeroDivisionError: division by zero"),
-        ("colour", "lacks the key 'colour' of features"),
-        (lambda td: td["state"] / 0.0, "features are NaN or infinite"),
+        ("words", {"describe": lambda state: [1 / 0 for _ in state]},
+         "it raised ZeroDivisionError: 'division by zero'"),
+        ("words", {"describe": lambda state: ["one"]},
+         "a text for each of 64 states, got ['one']"),
+        ("map", {"features": lambda td: torch.rand(5, 2)}, "shape [n, d] with n=64, got [5, 2]"),
+        ("map", {"features": lambda td: 1 / 0}, "ZeroDivisionError: division by zero"),
+        ("map", {"features": "colour"}, "lacks the key 'colour' of features"),
+        ("map", {"features": lambda td: td["state"] / 0.0}, "features are NaN or infinite"),
+        ("modes", {"env": WithoutModes(2, 8)}, "No modes: RuntimeError: no modes today"),
     ],
-)
-def test_features_that_fail_leave_the_page_without_a_map(features, note) -> None:
-    found = read_content(grid_buffer(), ENV, features=features)
-    assert found.position is None
-    assert note in found.notes["map"]
-    assert "\n" not in found.notes["map"]
+)  # fmt: skip
+def test_what_fails_leaves_the_page_without_it_alone(part, options, note) -> None:
+    found = read_content(grid_buffer(), **{"env": ENV, **options})
+    assert [*found.notes] == [part]
+    assert note in found.notes[part]
+    assert "\n" not in found.notes[part]
+    if part == "words":
+        assert found.words == read_content(grid_buffer()).words
+    assert (found.position is None) == (part == "map")
+    assert (found.is_mode is None) == (part == "modes")
     assert len(found.words) == 64
-
-
-def test_modes_that_fail_leave_the_page_without_modes() -> None:
-    class Broken(HyperGrid):
-        def modes_reached(self, state, log_reward=None):
-            raise RuntimeError("no modes today")
-
-    found = read_content(grid_buffer(), Broken(2, 8))
-    assert found.is_mode is None
-    assert found.notes["modes"] == "No modes: RuntimeError: no modes today"
 
 
 def test_a_single_row_has_a_place() -> None:

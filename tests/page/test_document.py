@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from factories import rows, seeded
+from factories import rows
 from page.chromium import BROWSER, DRIVER, browser
+from page.test_content import ENV, grid_buffer
 from tensordict import TensorDict
 
 import gfn_rb
-from gfn_rb import diverse_buffer, fifo_buffer, terminating_state_buffer
-from gfn_rb.envs import HyperGrid
+from gfn_rb import diverse_buffer, fifo_buffer
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError
 
-ENV = HyperGrid(2, 8)
 CURVES = {
     "replay": [
         {"reward_calls": [0, 10, 20], "loss": [None, 4.0, 1.0], "modes_found": [0, 1, 3]},
@@ -26,15 +25,6 @@ CURVES = {
     ],
     "no replay": [{"reward_calls": [0, 20], "loss": [None, 9.0], "modes_found": [0, 1]}],
 }
-
-
-def grid_buffer():
-    rb = terminating_state_buffer(100, batch_size=4, generator=seeded())
-    state = ENV.terminating_states()
-    version = torch.arange(len(state))
-    more = {"log_reward": ENV.log_reward(state), "policy_version": version}
-    rb.extend(TensorDict({"state": state, **more}, [len(state)]))
-    return rb
 
 
 def text_of(path: Path) -> str:

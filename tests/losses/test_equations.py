@@ -1,0 +1,284 @@
+"""Losses beside plain Python that works them out one state after another, and their limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from factories import CountOnes, policy_of
+from losses.exact_flows import Plain, both_ways, log_sum, make_loss, tabular_networks, walks
+from tensordict.nn import TensorDictModule
+
+from gfn_rb.containers import States, Trajectories
+from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.losses import FlowMatching
+from gfn_rb.losses.detailed_balance import log_flows
+
+ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
+
+
+# Detailed balance, of transitions.
+
+
+def steps_of(rows):
+    """State, action, next state (None for the sink) and log-reward of each step, row by row.
+
+    In the order of the rows' own transitions: backward rows run from the sink.
+    """
+    found = []
+    flags = torch.zeros(len(rows)) if rows.is_backward is None else rows.is_backward
+    for (states, actions), log_reward, flag in zip(
+        walks(rows), rows.log_reward.tolist(), flags.tolist(), strict=True
+    ):
+        steps = list(zip(states, actions, [*states[1:], None], strict=True))
+        found += [(*step, log_reward) for step in (steps[::-1] if flag else steps)]
+    return found
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_equal_to_one_transition_after_another(name):
+    env = ENVS[name]()
+    networks = tabular_networks(env)
+    loss, plain = make_loss("db", env, networks), Plain(env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy)
+
+    def delta(state, action, child, log_reward):
+        out = plain.flow(state) + plain.pf(state, action)
+        return out - (log_reward if child is None else plain.flow(child) + plain.pb(child, action))
+
+    expected = torch.tensor([delta(*step) for step in steps_of(rows)], dtype=torch.float64)
+    torch.testing.assert_close(loss.residual(rows.to_transitions()), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_the_modified_form_equals_one_transition_after_another():
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    loss, plain = make_loss("mdb", env, networks), Plain(env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy)
+
+    def flow(state):
+        return plain.log_reward(state) - plain.pf(state, env.exit_action)
+
+    def delta(state, action, child, log_reward):
+        if child is None:
+            return 0.0
+        out = flow(state) + plain.pf(state, action)
+        return out - flow(child) - plain.pb(child, action)
+
+    expected = torch.tensor([delta(*step) for step in steps_of(rows)], dtype=torch.float64)
+    torch.testing.assert_close(loss.residual(rows.to_transitions()), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["db", "mdb"])
+def test_terminating_rows_alone_are_fine(name):
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    loss = make_loss(name, env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy).to_transitions()
+    delta = loss.residual(rows)
+    torch.testing.assert_close(loss.residual(rows[rows.is_terminating]), delta[rows.is_terminating])
+    delta.sum().backward()
+
+
+def test_the_modified_form_needs_every_state_to_be_terminating():
+    env = CountOnes(2, 3, "prepend_append")
+    networks = tabular_networks(env)
+    loss = make_loss("mdb", env, networks)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy).to_transitions()
+    with pytest.raises(ArgumentError, match="state must be terminating"):
+        loss(rows)
+
+    class Trusting(CountOnes):
+        def log_reward(self, state, condition=None):
+            return torch.zeros(len(state))
+
+    loss = make_loss("mdb", Trusting(2, 3, "prepend_append"), networks)
+    with pytest.raises(
+        ArgumentError, match=r"log P_F\(exit\) must be finite, got -inf.*not termin"
+    ):
+        loss(rows)
+
+
+def test_one_number_per_state_and_condition():
+    flow = TensorDictModule(lambda s: 2.0 * s, ["state"], ["log_flow"])
+    assert log_flows(flow, torch.tensor([1, 3]), None).tolist() == [2, 6]
+    with_condition = TensorDictModule(
+        lambda s, c: s + c[:, 0], ["state", "condition"], ["log_flow"]
+    )
+    condition = torch.tensor([[0.5], [0.25]])
+    assert log_flows(with_condition, torch.tensor([1, 3]), condition).tolist() == [1.5, 3.25]
+
+
+# Sub-trajectory balance, of trajectories.
+
+
+def parts_of(plain, states, actions, log_reward):
+    """delta_ij of every part of one trajectory, with its number of steps."""
+    n = len(actions)
+    flow = [*map(plain.flow, states), log_reward]
+    found = []
+    for i in range(n):
+        for j in range(i + 1, n + 1):
+            forward = sum(plain.pf(states[t], actions[t]) for t in range(i, j))
+            backward = sum(plain.pb(states[t + 1], actions[t]) for t in range(i, min(j, n - 1)))
+            found.append((j - i, flow[i] + forward - flow[j] - backward))
+    return found
+
+
+def weighted_mean(parts, factor):
+    total = sum(factor**steps for steps, _ in parts)
+    return sum(factor**steps * delta**2 for steps, delta in parts) / total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [0.25, 0.9, 1.0, 3.0])
+@pytest.mark.parametrize("name", ENVS)
+def test_equal_to_every_part_of_every_row_one_by_one(name, factor):
+    env = ENVS[name]()
+    networks = tabular_networks(env)
+    loss = make_loss("subtb", env, networks, subtb_lambda=factor)
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy)
+    plain = Plain(env, networks)
+    expected = [
+        weighted_mean(parts_of(plain, *walk, log_reward), factor)
+        for walk, log_reward in zip(walks(rows), rows.log_reward.tolist(), strict=True)
+    ]
+    expected = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(loss.row_loss(rows), expected, atol=1e-5, rtol=1e-5)
+    residual = loss.residual(rows)
+    torch.testing.assert_close(residual.abs(), expected.sqrt(), atol=1e-5, rtol=1e-5)
+    whole = [
+        sum(factor**steps * delta for steps, delta in parts_of(plain, *walk, log_reward))
+        for walk, log_reward in zip(walks(rows), rows.log_reward.tolist(), strict=True)
+    ]
+    assert (residual > 0).tolist() == [each > 0 for each in whole]
+
+
+def test_small_lambda_is_detailed_balance_and_large_is_trajectory_balance():
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    rows = both_ways(env, networks["forward_policy"], networks["backward_policy"])
+    transitions = make_loss("db", env, networks).row_loss(rows.to_transitions())
+    means = [each.mean() for each in transitions.split(rows.length.tolist())]
+    shortest = make_loss("subtb", env, networks, subtb_lambda=1e-6)
+    torch.testing.assert_close(shortest.row_loss(rows), torch.stack(means), atol=1e-4, rtol=1e-4)
+    source = networks["state_flow"].values[0]
+    with torch.no_grad():
+        networks["log_z"].value.copy_(source)
+    longest = make_loss("subtb", env, networks, subtb_lambda=1e9)
+    whole = make_loss("tb", env, networks).row_loss(rows)
+    torch.testing.assert_close(longest.row_loss(rows), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_padding_makes_no_difference_and_no_request():
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    asked = []
+    flow = TensorDictModule(lambda s: asked.append(s) or s[:, 0].double(), ["state"], ["log_flow"])
+    loss = make_loss("subtb", env, {**networks, "state_flow": flow})
+    rows = both_ways(env, networks["forward_policy"], networks["backward_policy"])
+    torch.testing.assert_close(loss.row_loss(rows.pad_to(9)), loss.row_loss(rows.trim()))
+    assert [len(each) for each in asked] == [int(rows.length.sum())] * 2
+    assert not any(env.is_sink(each).any() for each in asked)
+
+
+def test_a_long_trajectory_with_any_lambda_is_fine():
+    env = HyperGrid(1, 60)
+    networks = tabular_networks(env)
+    states = torch.arange(60)[:, None]
+    row = Trajectories(
+        state=torch.cat([states, torch.tensor([[-1]])])[None],
+        action=torch.tensor([[0] * 59 + [1]]),
+        length=torch.tensor([60]),
+        log_reward=torch.tensor([-2.0]),
+    )
+    for factor in (1e-30, 1e30):
+        loss = make_loss("subtb", env, networks, subtb_lambda=factor)
+        assert loss(row).isfinite()
+        loss(row).backward()
+        assert all(p.grad.isfinite().all() for p in loss.parameters() if p.grad is not None)
+
+
+def test_lambda_can_be_changed():
+    env = HyperGrid(2, 3)
+    networks = tabular_networks(env)
+    loss = make_loss("subtb", env, networks)
+    assert loss.subtb_lambda == 0.9
+    rows = both_ways(env, loss.forward_policy, loss.backward_policy)
+    loss.subtb_lambda = 0.3
+    assert torch.equal(loss(rows), make_loss("subtb", env, networks, subtb_lambda=0.3)(rows))
+
+
+# Flow matching, of states.
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_equal_to_one_state_after_another(name):
+    env = ENVS[name]()
+    networks = tabular_networks(env)
+    loss = make_loss("fm", env, networks)
+    plain = Plain(env, networks)
+    rows = both_ways(env, networks["forward_policy"], networks["backward_policy"]).to_states()
+
+    def cost(state, is_terminating, log_reward):
+        total = 0.0
+        if parents := plain.parents(state):
+            inflow = log_sum(plain.edges(parent)[move] for move, parent in parents.items())
+            total += (inflow - log_sum(plain.edges(state).values())) ** 2
+        if is_terminating:
+            total += (plain.edges(state)[env.exit_action] - log_reward) ** 2
+        return total
+
+    columns = (rows.state, rows.is_terminating, rows.log_reward)
+    walked = zip(*(column.tolist() for column in columns), strict=True)
+    expected = [cost(tuple(state), *rest) for state, *rest in walked]
+    expected = torch.tensor(expected, dtype=torch.float64)
+    assert (expected == 0).any()  # the source, where it is not terminating
+    torch.testing.assert_close(loss.row_loss(rows), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(loss.residual(rows).abs(), expected.sqrt(), atol=1e-5, rtol=1e-5)
+
+
+def visits(log_reward=0.5):
+    """(0, 0), (0, 1) and (1, 1), the last one terminating, on a 2 x 2 grid."""
+    return States(
+        state=torch.tensor([[0, 0], [0, 1], [1, 1]]),
+        is_terminating=torch.tensor([False, False, True]),
+        log_reward=torch.tensor([-torch.inf, -torch.inf, log_reward]),
+    )
+
+
+def test_flows_of_very_different_size_are_summed_in_the_log_domain():
+    env = HyperGrid(2, 2)
+    loss = FlowMatching(
+        policy_of(lambda s: torch.tensor([2e4, -2e4, 0.0]).expand(len(s), 3), False), env
+    )
+    # (0, 1) is entered by a move of -2e4 and left by one of 2e4; (1, 1) is entered by 2e4, -2e4.
+    delta, _ = loss.terms(visits())
+    torch.testing.assert_close(delta[1:, 0], torch.tensor([-4e4, 2e4]))
+
+
+def test_the_source_alone_is_fine():
+    env = HyperGrid(2, 2)
+    loss = FlowMatching(policy_of(lambda s: torch.zeros(len(s), 3), False), env)
+    assert loss(visits()[:1]) == 0
+    at_source = States(
+        state=torch.zeros(1, 2, dtype=torch.int64),
+        is_terminating=torch.tensor([True]),
+        log_reward=torch.tensor([1.5]),
+    )
+    assert loss.residual(at_source).tolist() == [-1.5]
+
+
+def test_terms_that_are_not_finite():
+    env = HyperGrid(2, 2)
+    nan = FlowMatching(policy_of(lambda s: torch.full((len(s), 3), torch.nan), False), env)
+    with pytest.raises(NaNError, match=r"log F\(exit\) must be finite, got nan in 1 of 3 rows"):
+        nan(visits())
+    with pytest.raises(NaNError, match="log F must be finite, got nan in 2 of 2 rows"):
+        nan(visits()[:2])
+    letters = CountOnes(2, 3)
+    rows = States(
+        state=letters.source(1), is_terminating=torch.tensor([True]), log_reward=torch.zeros(1)
+    )
+    with pytest.raises(ArgumentError, match=r"log F\(exit\) must be finite, got -inf.*not termin"):
+        make_loss("fm", letters, tabular_networks(letters))(rows)
