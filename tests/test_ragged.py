@@ -17,11 +17,8 @@ from gfn_rb import (
     RankRewardSampler,
     RewardPrioritizedWriter,
     SoftmaxRewardSampler,
-    load_checkpoint,
-    save_checkpoint,
 )
 from gfn_rb.errors import (
-    ArgumentError,
     CheckpointMismatchError,
     KeyMismatchError,
     ShapeError,
@@ -225,23 +222,6 @@ def test_states_hold_values_one_after_the_other(sizes, other, tmp_path_factory):
         check(copied, rows)
 
 
-@pytest.mark.parametrize("writer", ["fifo", "reward"])
-def test_checkpoints_continue_like_a_run_that_was_not_interrupted(writer, tmp_path):
-    rb, again = (buffer(writer, capacity=6) for _ in range(2))
-    save_checkpoint(tmp_path / "empty", rb)
-    load_checkpoint(tmp_path / "empty", again)
-    rb.extend(lazy_stack(make_rows([(3, 2), (9, 5), (0, 1), (4, 0)])))
-    save_checkpoint(tmp_path / "rows", rb)
-    again.extend(lazy_stack(make_rows([(1, 1)])))
-    load_checkpoint(tmp_path / "rows", again)
-    check(again.storage, [rb.storage.get(i) for i in range(4)])
-    more = make_rows([(i, i % 6) for i in range(8)], 4)
-    assert torch.equal(*(each.extend(as_padded(more)) for each in (rb, again)))
-    check(again.storage, [rb.storage.get(i) for i in range(6)])
-    with pytest.raises(CheckpointMismatchError, match="capacity"):
-        load_checkpoint(tmp_path / "rows", buffer(writer, capacity=7))
-
-
 def test_rows_cost_their_own_bytes():
     torch.manual_seed(0)
     storage = RaggedStorage(2000, {"tokens": 4096, "log_p": "tokens"})
@@ -288,11 +268,6 @@ def test_rows_that_do_not_fit_are_refused_whole(batch, error, message, writer):
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
         check(rb.storage, rows)
-
-
-def test_shared_buffers_are_refused():
-    with pytest.raises(ArgumentError, match="shared=True"):
-        TensorDictReplayBuffer(storage=RaggedStorage(3, {"tokens": 9}), shared=True)
 
 
 @pytest.mark.parametrize(

@@ -95,24 +95,17 @@ def test_reasons_of_single_batches():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_different_drawn_rows_are_counted(device):
-    rb = gfn_rb.fifo_buffer(12, statistics=True, device=device)
-    drawn = set()
-    for step in range(30):
-        rb.extend(rows(torch.zeros(5), 5 * step).to(device))
-        drawn |= {*rb.sample(4)["x"].tolist()}
-        assert rb.stats()["drawn_unique"] == len(drawn)
-    rb, drawn = gfn_rb.fifo_buffer(1000, storage=ListStorage(1000), statistics=True), set()
-    for step in range(100):
-        rb.extend(rows(torch.zeros(8), 8 * step))
-        drawn |= {*rb.sample(4)["x"].tolist()}
-        if step % 40 == 39:
+    many = {"storage": ListStorage(1000), "statistics": True}
+    for rb, n, reward in (
+        (gfn_rb.fifo_buffer(12, statistics=True, device=device), 5, torch.zeros),
+        (gfn_rb.fifo_buffer(1000, **many), 8, torch.zeros),
+        (gfn_rb.reward_prioritized_buffer(12, statistics=True), 5, torch.randn),  # rejects some
+    ):
+        drawn = set()
+        for step in range(30):
+            rb.extend(rows(reward(n), n * step).to(rb.storage.device))
+            drawn |= {*rb.sample(4)["x"].tolist()}
             assert rb.stats()["drawn_unique"] == len(drawn)
-    rb = gfn_rb.reward_prioritized_buffer(12, statistics=True)
-    drawn = set()
-    for step in range(30):
-        rb.extend(rows(torch.randn(5, generator=seeded(step)), 5 * step))  # some are rejected
-        drawn |= {*rb.sample(4)["x"].tolist()}
-        assert rb.stats()["drawn_unique"] == len(drawn)
     rb.extend(rows(torch.full((40,), 9.0), 1000))
     assert rb.stats()["drawn_unique"] == len(drawn)
     rb.empty()
