@@ -67,7 +67,7 @@ def test_every_row_is_drawn_as_often_as_it_may_be_and_no_more(preset, device):
 
 def test_a_batch_has_the_law_of_draws_one_after_another():
     """Whatever is drawn again: rows leave as they reach their limit, within a batch too."""
-    reward, n = torch.tensor([2.0, 1.0, 0.0, -1.0]), 4000
+    reward, n = torch.tensor([1.0, 0.5, 0.0, -0.5]), 1500
     p = torch.softmax(reward.double(), 0).numpy()
     law, counts = successive(p, 3), Counter()
     sampler = SoftmaxRewardSampler(replacement=True)

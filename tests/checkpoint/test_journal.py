@@ -395,13 +395,16 @@ def opened(source, folder, change):
 
 @pytest.mark.parametrize("has_mark", [True, False])
 @pytest.mark.parametrize("kind", ["flipped", "torn", "zeros"])
-def test_damage_at_any_page_is_an_exact_earlier_state_or_refused(damaged, kind, has_mark, tmp_path):
+def test_damage_at_any_page_is_an_exact_earlier_state_or_refused(
+    damaged, kind, has_mark, tmp_path, request
+):
+    step = 1031 if request.config.getoption("--all") else 2063
     source, states = damaged
     refused = n_opened = n = 0
     for suffix in FILES[:2]:
         size = Path(f"{source}{suffix}").stat().st_size
         assert size > 2 * 4096
-        for at in range(37, size, 1031):
+        for at in range(37, size, step):
             n += 1
 
             def change(files, suffix=suffix, at=at):
@@ -424,7 +427,7 @@ def test_damage_at_any_page_is_an_exact_earlier_state_or_refused(damaged, kind, 
             # The last one, such as of a page that is not used, where everything was synced.
             assert str(came) in [*map(str, states[-1:] if has_mark else states)]
             n_opened += 1
-    assert refused >= 10 * has_mark
+    assert refused >= 5 * has_mark
     assert refused + n_opened == n
 
 

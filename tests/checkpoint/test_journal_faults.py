@@ -110,7 +110,7 @@ class Injector:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unclosed files
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 11])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 29])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupt_at_any_line_loses_nothing(name, error, step, tmp_path):

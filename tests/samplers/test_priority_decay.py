@@ -95,6 +95,7 @@ def error_of(kind, seed):
     return np.mean(errors[50:])
 
 
+@pytest.mark.slow
 def test_fresh_priorities_beat_on_policy_and_plain_ones_lose_where_the_target_drifts():
     for seed in range(5):
         fresh, on_policy, plain = (error_of(kind, seed) for kind in ("fresh", "on-policy", ""))

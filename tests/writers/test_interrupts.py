@@ -93,7 +93,7 @@ CALLS = {
 def test_an_exception_at_any_line_changes_nothing(writer, storage, call, request):
     if writer in ("fifo", "newest") and call in ("remove", "update"):
         pytest.skip("has no such method, or no keys")
-    step = 3 if request.config.getoption("--all") else 97
+    step = 3 if request.config.getoption("--all") else 199
     n_points, at = 0, 1
     # An exception after the write itself, such as on the way back, leaves the buffer as after it.
     for n_batches in (0, 4) if call in ("extend", "add") else (4,):
@@ -146,7 +146,9 @@ def test_a_thread_sees_what_others_wrote_before_its_turn(call):
 
 @pytest.mark.parametrize("unique", [None, "state"])
 @pytest.mark.parametrize("make", [gfn_rb.fifo_buffer, gfn_rb.reward_prioritized_buffer])
-def test_an_interrupted_empty_removes_all_or_nothing(make, unique):
+def test_an_interrupted_empty_removes_all_or_nothing(make, unique, request):
+    step = 1 if request.config.getoption("--all") else 4
+
     def filled():
         rb = make(CAPACITY, unique=unique, statistics=True)
         rb.extend(rows(1))
@@ -156,7 +158,7 @@ def test_an_interrupted_empty_removes_all_or_nothing(make, unique):
     after, at, left = content(emptied), 0, 0
     emptied.extend(rows(9))
     while left <= 0:
-        rb, at = filled(), at + 1
+        rb, at = filled(), at + step
         fault = Fault(FAULTS[at % 3], at, may_strike)
         sys.settrace(fault)
         with suppress(FAULTS[at % 3]):

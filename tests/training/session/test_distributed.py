@@ -57,6 +57,7 @@ def test_every_item_is_accounted_for_at_both_ends(job):
     assert manager["stored"] == stored  # it has room for all
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_each_training_rank_has_a_table_and_numbers_of_its_own(job):
     folder = job.place / "run"
@@ -73,6 +74,7 @@ def test_each_training_rank_has_a_table_and_numbers_of_its_own(job):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_run_goes_on_with_as_many_ranks_alone(job, capsys):
     folder = job.place / "run"
