@@ -5,11 +5,13 @@ No message names a private thing, or is one of torch's about what it was given. 
 """
 
 import contextlib
+import csv
 import io
 import json
 import math  # noqa: F401
 import re
 import warnings
+from dataclasses import replace  # noqa: F401
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -94,6 +96,19 @@ def names_of_torchgfn():
 
 def changed(container, **entries):
     return type(container).from_tensordict(container.to_tensordict().update(entries))
+
+
+def memory(n=0):
+    made = gfn_rb.ExperienceMemory("cpu", "cpu", 10)
+    if n:
+        made.add_batch(rows(n))
+    return made
+
+
+def table(rows, columns=("object", "log_reward")):
+    with Path("t.csv").open("w", newline="") as stream:
+        csv.writer(stream).writerows([columns, *rows])
+    return Path("t.csv")
 
 
 def reread(kind, **entries):

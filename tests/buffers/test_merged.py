@@ -93,20 +93,6 @@ def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
 # Flat batches.
 
 
-def test_members_of_different_kinds_are_named():
-    plain = member([0.0] * 9)
-    for entry, error, message in [
-        ({"extra": torch.zeros(9)}, KeyMismatchError, r"members 0 and 1.*second \['extra'\]"),
-        ({"x": torch.zeros(9)}, ShapeError, "members 0 and 1 differ in 'x': torch.int64 and"),
-        ({"x": torch.zeros(9, 2).long()}, ShapeError, r"in 'x': rows of shape \[\] and \[2\]"),
-    ]:
-        other = member(capacity=9)
-        other.extend(rows([0.0] * 9).update(entry))
-        rb = MergedReplayBuffer(plain, other, generator=seeded())
-        with pytest.raises(error, match=message):
-            rb.sample(9)
-
-
 def test_a_transform_that_loses_rows_is_named():
     class Halves(Transform):
         def forward(self, tensordict):

@@ -85,44 +85,6 @@ def test_rewards_are_taken_in_nats(tmp_path):
     assert import_table(path, TFBind8())["log_reward"].tolist() == [-3.0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "message"),
-    [
-        ([("AAAAAAAA", "x")], ("object", "log_reward"), "log_reward of row 1 must be a finite"),
-        ([("AAAAAAAA", 0)], ("object", "reward"), "reward of row 1 must be a finite number"),
-        ([("AAAAAAAA", "nan")], ("object", "log_reward"), "row 1 must be a finite float32 number"),
-        ([("AAAAAAAA", "-inf")], ("object", "log_reward"), "row 1 must be a finite float32 number"),
-        ([("AAAAAAAA", "1e39")], ("object", "log_reward"), "row 1 must be a finite float32 number"),
-        ([("AAAAAAAA", "inf")], ("object", "reward"), "row 1 must be a finite number above 0, got"),
-        ([("AAAAAAAA", 1.0)], ("object", "score"), "must have the columns object and log_reward"),
-        ([], ("object", "log_reward"), "must have the columns object and log_reward or reward"),
-        (
-            [("AAAA", 1.0)],
-            ("object", "log_reward"),
-            "row 1: words must describe terminating",
-        ),
-        (
-            [("AAAAAAAA", 1.0), ("A" * 9, 1.0)],
-            ("object", "log_reward"),
-            "object of row 2: strings must have at most 8 letters, got",
-        ),
-        (
-            [("A" * 8, 1.0), ("A" * 8, 1, 2)],
-            ("object", "reward"),
-            "row 2 must have 2 fields, got",
-        ),
-        ([("A" * 8, 1.0)], ("object", "reward", "age"), "row 1 must have 3 fields, got 2"),
-        ([("A" * 8, 1, 2)], ("object", "reward", "reward"), "must have each column once, got"),
-        ([("AAAAAAAU", 1.0)], ("object", "log_reward"), "must hold only the letters ACGT, got"),
-    ],
-)
-def test_bad_tables_are_named(rows, columns, message, tmp_path):
-    path = table(tmp_path / "t.csv", rows, columns)
-    with pytest.raises(ArgumentError, match=message) as error:
-        import_table(path, TFBind8())
-    assert str(path) in str(error.value)
-
-
 def test_tables_of_no_rows_and_of_objects_that_cannot_be_read(tmp_path):
     env = TFBind8()
     (tmp_path / "t.parquet").write_bytes(b"PAR1")

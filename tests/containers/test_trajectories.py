@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError
 
 
 def forward_only() -> TensorDict:
@@ -56,30 +56,6 @@ def test_cat_takes_rows_without_direction_as_forward() -> None:
     assert joined.is_backward is not None
     assert joined.is_backward.tolist() == [False, False, True]
     assert plain.is_backward is None
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("action", torch.zeros(2, 5, dtype=torch.int64), r"'action' has shape \[2, 5\].*T=4"),
-        ("action", torch.zeros(3, 4, dtype=torch.int64), r"'action' has shape \[3, 4\].*n=2"),
-        ("action", torch.zeros(2, 4, dtype=torch.uint8), r"'action' has dtype torch.uint8"),
-        ("length", torch.zeros(2, 1, dtype=torch.int64), r"'length' has shape \[2, 1\].*\[n\]"),
-        ("length", torch.zeros(2), r"'length' has dtype torch.float32; expected torch.int64"),
-        ("log_reward", torch.zeros(2, dtype=torch.int64), r"'log_reward' has dtype torch.int64"),
-        ("log_prob", torch.zeros(2), r"'log_prob' has shape \[2\]; expected \[n, T\]"),
-        ("log_prob", torch.zeros(2, 5), r"'log_prob' has shape \[2, 5\]"),
-        ("estimator_output", torch.zeros(2, 5, 3), r"'estimator_output' has shape \[2, 5, 3\]"),
-        ("is_backward", torch.zeros(2), r"'is_backward' has dtype torch.float32"),
-        ("state", torch.zeros(2), r"'state' has shape \[2\]; expected \[n, T\+1, \*S\]"),
-        ("condition", torch.zeros(3), r"'condition' has shape \[3\]; expected \[n, \*C\] with n=2"),
-        ("state", torch.zeros(2, 0), r"'state' has shape \[2, 0\]; expected \[n, T\+1, \*S\]"),
-    ],
-)
-def test_a_field_that_does_not_fit_is_named(key: str, value: torch.Tensor, message: str) -> None:
-    fields = {k: v for k, v in two_rows().to_tensordict().items() if k != key}
-    with pytest.raises(ShapeError, match=f"^Trajectories: {message}"):
-        Trajectories(**fields, **{key: value})
 
 
 @pytest.mark.parametrize("length", [[0, 2], [3, 5], [-1, 2]])

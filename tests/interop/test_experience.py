@@ -17,9 +17,6 @@ from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
-    EmptyBufferError,
-    KeyMismatchError,
-    ShapeError,
 )
 
 
@@ -242,46 +239,6 @@ def test_files_are_freed_when_no_more_can_be_opened(monkeypatch, warns, add):
     )
     assert (len(buffer), buffer.pointer) == (1, 1)
     assert actions(buffer.sample_all()) == [5]
-
-
-# Bad input.
-
-
-@pytest.mark.parametrize(
-    ("n", "call", "error", "message"),
-    [
-        (0, lambda b: b.sample_batch(2), EmptyBufferError, "cannot draw 2 experiences: the memory"),
-        (0, lambda b: b.sample_all(), EmptyBufferError, "cannot return all experiences"),
-        (0, lambda b: b.create_epoch_iterator(2), EmptyBufferError, "create an epoch iterator"),
-        (0, lambda b: b.get_steps_and_iterator(1, 0, 2), EmptyBufferError, "is empty"),
-        (0, lambda b: b.sample_by_index([0]), ArgumentError, r"must lie in \[0, 0\), got 0 to 0"),
-        (3, lambda b: b.sample_batch(0), ArgumentError, "batch_size must be at least 1, got 0"),
-        (3, lambda b: b.create_epoch_iterator(1, 0), ArgumentError, "n_epochs must be at least 1"),
-        (3, lambda b: b.calculate_num_batches(-1), ArgumentError, "batch_size must be at least 1"),
-        (3, lambda b: b.get_steps_and_iterator(-1, 0, 1), ArgumentError, "got -1 and 0"),
-        (3, lambda b: b.sample_by_index([0, 3]), ArgumentError, r"lie in \[-3, 3\), got 0 to 3"),
-        (3, lambda b: b.sample_by_index([-4]), ArgumentError, r"in \[-3, 3\), got -4 to -4"),
-        (3, lambda b: b.sample_by_index([0.5]), ArgumentError, r"whole numbers, got \[0.5\]"),
-        (3, lambda b: b.sample_by_index(torch.tensor(1)), ArgumentError, "list of whole numbers"),
-        (3, lambda b: b.sample_by_index_fields([0], ["reward"]), KeyMismatchError, "got 'reward'"),
-        (3, lambda b: b.sample_by_index_fields([0], []), ArgumentError, r"one name, got \[\]"),
-        (3, lambda b: b.sample_by_index_fields([0], "obs"), ArgumentError, "a list of.*got 'obs'"),
-        (3, lambda b: b.add(transitions([1])), ShapeError, r"batch size \[\], got \[1\]"),
-        (3, lambda b: b.add_batch(transitions([1])[0]), ShapeError, r"size \[n\], got \[\]"),
-        (3, lambda b: b.add_batch([1]), ArgumentError, "must come in a TensorDict, got a list"),
-        (3, lambda b: b.add_batch(transitions([1]).exclude("obs")), KeyMismatchError, "missing"),
-        (3, lambda b: b.add_batch(transitions([1]).set("r", [0])), KeyMismatchError, "unknown"),
-        (3, lambda b: b.add_batch(transitions([1]).float()), ShapeError, "'action' does not fit"),
-        (3, lambda b: b.reset(0), ArgumentError, "buffer_size must be at least 1, got 0"),
-    ],
-)
-def test_bad_input_is_named_and_changes_nothing(n, call, error, message, unchecked):
-    buffer = memory(n)
-    with pytest.raises(error, match=message):
-        call(buffer)
-    assert (len(buffer), buffer.pointer, buffer.epoch_iterator) == (n, n, None)
-    if n:
-        assert actions(buffer.sample_all()) == [0, 1, 2]
 
 
 class Against(RuleBasedStateMachine):

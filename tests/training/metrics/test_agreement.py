@@ -10,7 +10,6 @@ from scipy import stats
 from scipy.special import rel_entr
 from torch import Tensor
 
-from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.training.metrics import (
     accuracy,
     jensen_shannon_distance,
@@ -44,8 +43,6 @@ def test_correlations_by_hand() -> None:
     assert math.isnan(pearson(torch.ones(4), x))
     assert math.isnan(spearman(x, torch.ones(4)))
     assert pearson(x.double() * 1e-6 + 1e4, x) == pytest.approx(1, abs=1e-6)
-    with pytest.raises(ShapeError, match=r"got shapes \[2\] and \[4\]"):
-        pearson(torch.ones(2), x)
 
 
 def test_accuracy_by_hand() -> None:
@@ -90,13 +87,3 @@ def test_distances_against_numpy_and_scipy(pairs: list[tuple[float, float]]) -> 
     expected = 0.5 * (rel_entr(p, m).sum() + rel_entr(q, m).sum())
     assert jensen_shannon_distance(log_p, log_q) ** 2 == pytest.approx(expected, abs=1e-12)
     assert jensen_shannon_distance(log_q, log_p) == jensen_shannon_distance(log_p, log_q)
-
-
-@pytest.mark.parametrize("distance", [total_variation, jensen_shannon_distance])
-def test_wrong_arguments(distance) -> None:
-    with pytest.raises(ShapeError, match=r"got shapes \[2\] and \[1\]"):
-        distance(log(0.5, 0.5), log(1))
-    with pytest.raises(ShapeError, match=r"got shapes \[1, 1\]"):
-        distance(log(1)[None], log(1)[None])
-    with pytest.raises(NaNError, match="log_q must hold"):
-        distance(log(1), log(float("nan")))

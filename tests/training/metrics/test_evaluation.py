@@ -103,24 +103,9 @@ def test_measuring_changes_nothing_and_repeats():
     assert first["eubo"] != asked.history[0]["eubo"]
 
 
-@pytest.mark.parametrize(
-    ("config", "name", "message"),
-    [
-        (BITS, "eubo", "elbo, correlation for BitSequence, got 'eubo', which takes states that"),
-        (RNA, "correlation", "elbo for RNABinding, got 'correlation', which takes test states, or"),
-        (RNA, "accuracy", ".* got 'accuracy', which takes a target whose mean score is known"),
-    ],
-)
-def test_what_an_environment_cannot_answer_is_refused(config, name, message):
-    with pytest.raises(ArgumentError, match=f"metrics must be among {message}"):
-        replace(config, metrics=MetricsOptions((name,))).validate()
-
-
 def test_names_are_checked():
     assert get_args(MetricName) == ALL
     check_metrics(("accuracy", "elbo"), DeceptiveGrid(4, 32))  # large, but of a known size
-    with pytest.raises(ArgumentError, match="metrics must be names that are all different"):
-        replace(GRID, metrics=MetricsOptions(("elbo", "elbo"))).validate()
     for names in (["elbow"], "elbo", 3, [3]):  # of a file
         values = GRID.to_dict()
         values["metrics"]["names"] = names
