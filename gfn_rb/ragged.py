@@ -230,7 +230,9 @@ class RaggedStorage(EncodedStorage):
         require_kind("text", text, list, lambda value: isinstance(value, tuple))
         self.text = {unravel_key(name) for name in text}
         if not self.text <= {*self.ragged}:
-            raise ArgumentError(f"text must name entries of ragged, got {list(text)}")
+            raise ArgumentError(
+                f"text must name entries of ragged, {list(self.ragged)}, got {list(text)}"
+            )
         self._pools: dict[NestedKey, PagePool] = {}
         self._highest = dict.fromkeys(self._groups, 0)  # length that was ever stored
         super().__init__(as_count("max_size", max_size), device=device)

@@ -47,7 +47,7 @@ class DrawLimit(SampleUnit):
         known = KeySampler, RandomSampler, SamplerWithoutReplacement
         if isinstance(sampler, GroupSampler) or not isinstance(sampler, known):
             raise ArgumentError(
-                f"sampler must draw single rows, uniformly or as a KeySampler, beside max_draws="
+                f"sampler must draw single rows, uniformly or by their keys, beside max_draws="
                 f"{self.max_draws}, got {type(sampler).__name__}"
             )
         self._sampler = sampler

@@ -366,7 +366,7 @@ def _check_options(options: Any) -> None:
         if name not in BufferOptions.__annotations__:
             presets = (reward_prioritized_buffer, diverse_buffer, terminating_state_buffer)
             named = chain.from_iterable(signature(each).parameters for each in presets)
-            near = get_close_matches(name, {*BufferOptions.__annotations__, *named}, 1)
+            near = get_close_matches(name, {*BufferOptions.__annotations__, *named} - {name}, 1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(f"{name!r} is not an option of this buffer{hint}")
     for name in _GROUP_OPTIONS:

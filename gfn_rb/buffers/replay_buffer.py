@@ -20,7 +20,13 @@ from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.base import Container
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.errors import (
+    ArgumentError,
+    EmptyBufferError,
+    GfnRbError,
+    KeyMismatchError,
+    ShapeError,
+)
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_laid_out, storage_device
@@ -365,9 +371,19 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         super().update_tensordict_priority(data)
 
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        if not self.counts_rows:
+        try:
+            if self.counts_rows:
+                return self._sample_counted(batch_size)
             return super()._sample(batch_size)
-        return self._sample_counted(batch_size)
+        except (RuntimeError, TypeError) as error:
+            if isinstance(error, GfnRbError):
+                raise
+            as_count("batch_size", batch_size)  # TorchRL's samplers check neither of the two
+            if not len(self):
+                raise EmptyBufferError(
+                    f"cannot draw {batch_size} items: the buffer is empty"
+                ) from error
+            raise
 
     @outside_graph
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:

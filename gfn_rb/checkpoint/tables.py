@@ -114,19 +114,20 @@ def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
             for i, row in enumerate(rows, 1):
                 if len(row) != (n := len(names)):
                     raise ArgumentError(f"{path}: row {i} must have {n} fields, got {len(row)}")
-            columns = list(zip(*rows, strict=True))
+            columns = [*zip(*rows, strict=True)] if rows else [()] * len(names)
     except ArgumentError:
         raise
     except Exception as error:  # of files that are no tables
-        raise ArgumentError(f"{path} cannot be read: {shown(str(error))}") from error
+        reason = getattr(error, "strerror", None) or shown(str(error))
+        raise ArgumentError(f"{path} cannot be read: {reason}") from error
     if len({*names}) < len(names):
         raise ArgumentError(f"{path} must have each column once, got {shown(names)}")
-    table = dict(zip(names, columns, strict=False))  # no columns where there are no rows
+    table = dict(zip(names, columns, strict=True))
     known = [name for name in (LOG_REWARD, "reward") if name in table]
-    if OBJECT not in table or not known:
+    if OBJECT not in table or not known or not table[OBJECT]:
         raise ArgumentError(
             f"{path} must have the columns object and log_reward or reward, and a row, got "
-            f"{shown([*table])}"
+            f"{shown([*table])} and {len(columns[0]) if columns else 0} rows"
         )
     values = [_log_reward(path, known[0], i, value) for i, value in enumerate(table[known[0]], 1)]
     state = _parsed(path, env, list(map(str, table[OBJECT])))

@@ -65,8 +65,9 @@ class GFNEnv(KeepsArguments, EnvBase):
     SerialEnv and ParallelEnv sample from the action spec and ignore masks.
 
     A subclass defines ``forward_mask``, ``backward_mask``, ``move``, ``undo``, ``log_reward`` and
-    ``encode``, and ``sample_condition`` if its rewards depend on a condition. :func:`check_env`
-    tests it.
+    ``encode``. If its rewards depend on a condition, it gives a ``condition_shape`` and defines
+    ``sample_condition``; networks see ``encode_condition`` beside ``encode``, which is given states
+    alone. :func:`check_env` tests a subclass.
 
     Args:
         source_state: s0, [*S].
@@ -121,7 +122,7 @@ class GFNEnv(KeepsArguments, EnvBase):
         n_actions: int,
         max_length: int,
         encoded_size: int,
-        condition_shape: torch.Size | None = None,
+        condition_shape: Sequence[int] | None = None,
         batch_size: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
@@ -131,7 +132,7 @@ class GFNEnv(KeepsArguments, EnvBase):
         self.n_actions, self.exit_action = n_actions, n_actions - 1
         self.max_length, self.encoded_size = max_length, encoded_size
         if condition_shape is not None:  # a class may also say it once for all
-            self.condition_shape = condition_shape
+            self.condition_shape = torch.Size(condition_shape)
         self._set_specs()
 
     def source(self, n: int) -> StateBatch:

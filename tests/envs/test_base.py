@@ -160,6 +160,14 @@ def test_conditions_are_drawn_at_reset_and_carried() -> None:
     torch.testing.assert_close(td["next", "log_reward"][:, -1], 3 * condition[:, 0, 0])
 
 
+def test_shapes_of_conditions_may_be_tuples() -> None:
+    env = Ladder(3)
+    state, sizes = env.source_state, {"n_actions": 2, "max_length": 4, "encoded_size": 1}
+    envs.GFNEnv.__init__(env, state, env.sink_state, condition_shape=(2, 3), **sizes)
+    assert env.condition_shape == torch.Size([2, 3])
+    assert env.condition_shape.numel() == 6
+
+
 def test_pickled_environment_is_the_same() -> None:
     env = TFBind8("prepend_append")
     copy = pickle.loads(pickle.dumps(env))

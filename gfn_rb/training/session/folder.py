@@ -56,11 +56,17 @@ class RunFolder:
     def create(cls, config: TrainConfig) -> RunFolder:
         """Make the folder of a new run, with its configuration inside, in one step."""
         if config.out is not None:
-            if _make(config.out, config):
-                return cls(config.out)
+            try:
+                if _make(config.out, config):
+                    return cls(config.out)
+            except OSError as error:  # which may name a temporary file
+                raise ArgumentError(
+                    f"out must be where a folder can be made, got {config.out}: {error.strerror}"
+                ) from error
+            is_run = cls(config.out).config.exists()
+            hint = f"; to continue a run: {cls(config.out).how_to_resume()}" if is_run else ""
             raise ArgumentError(
-                f"out must be a new or an empty folder, got {config.out}, which exists; "
-                f"to continue a run: {cls(config.out).how_to_resume()}"
+                f"out must be a new or an empty folder, got {config.out}, which exists{hint}"
             )
         names = (RUNS / f"{config.env}-seed{config.seed}-{n:03d}" for n in count(1))
         return cls(next(path for path in names if not path.exists() and _make(path, config)))
