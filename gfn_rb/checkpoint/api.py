@@ -220,8 +220,7 @@ class AtomicCheckpoint:
 
 def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
     """Return the further values of a checkpoint, or the state, with tensors that nobody checked."""
-    file = ValueFile(resolved(path), secret)
-    return _values_of(file)
+    return _values_of(ValueFile(resolved(path), secret))
 
 
 def _save_parts(

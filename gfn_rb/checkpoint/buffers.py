@@ -74,17 +74,6 @@ _STORAGE: Rules = {
 }
 
 
-def storage_state(storage: Storage) -> dict[str, Any]:
-    """Return the state of a storage without its rows."""
-    return {
-        "class": type(storage).__qualname__,
-        "capacity": storage.max_size,
-        "ndim": storage.ndim,
-        "length": len(storage),
-        "cursor": compat.last_cursor(storage),
-    }
-
-
 def stored_rows(storage: Storage) -> Any:
     """Return the rows in use, as a view on the storage; None before the first was written."""
     if isinstance(storage, ListStorage):
@@ -305,7 +294,15 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
     return {
         "class": type(rb).__qualname__,
         "members": len(members_of(rb)),
-        "storage": None if members_of(rb) else storage_state(rb.storage),
+        "storage": None
+        if members_of(rb)
+        else {
+            "class": type(rb.storage).__qualname__,
+            "capacity": rb.storage.max_size,
+            "ndim": rb.storage.ndim,
+            "length": len(rb.storage),
+            "cursor": compat.last_cursor(rb.storage),
+        },
         "sampler": part_state(rb.sampler),
         "writer": part_state(rb.writer),
         "transform": rb.transform.state_dict(),

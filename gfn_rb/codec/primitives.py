@@ -197,14 +197,6 @@ class Secret:
             )
         return cls(content)
 
-    def __eq__(self, other: object) -> bool:
-        """Return whether two secrets have the same content."""
-        return isinstance(other, Secret) and compare_digest(self._key, other._key)
-
-    def __hash__(self) -> int:
-        """Return a hash of the content."""
-        return hash(self._key)
-
     def __repr__(self) -> str:
         return "Secret(...)"
 

@@ -34,7 +34,7 @@ from gfn_rb.remote.ranks import LOST, RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import RefusedError, run
 from gfn_rb.training.session.folder import RunFolder, run_secret, write_json
-from gfn_rb.training.session.joining import connect, join
+from gfn_rb.training.session.joining import Star, connect, join
 from gfn_rb.training.session.rank_hooks import (
     GradientAverage,
     ManagerHooks,
@@ -42,7 +42,6 @@ from gfn_rb.training.session.rank_hooks import (
     longest_silence,
     make_manager,
 )
-from gfn_rb.training.session.star import Star
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
 from gfn_rb.transports.base import SHUTDOWN_SECONDS, ShutdownBudget

@@ -1,27 +1,145 @@
-"""How the processes that a launcher started become the ranks of one run, or are refused."""
+"""The ranks of a run: how started processes become them or are refused, and their messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from tensordict import TensorDict
 
-from gfn_rb.errors import ArgumentError, GfnRbError, TransportError
+from gfn_rb.errors import (
+    ArgumentError,
+    GfnRbError,
+    PeerLostError,
+    TransportError,
+    WorkerError,
+)
+from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import RefusedError
-from gfn_rb.training.session.star import Star
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports.base import Deadline, ShutdownBudget
 from gfn_rb.transports.gloo import meet
 from gfn_rb.transports.launch import Launch, launched
+
+TAG = 20
+_MESSAGE, _FAILED = 101, 102  # kinds of frames
+_FLUSHING = 1.0  # seconds in which others take the message that this rank fails
 
 # By place; kept, since rank 0 may serve one that others are still to find. All processes make as
 # many runs.
 _stores: dict[str, dist.Store] = {}
 _runs = count()
+
+
+class Star:
+    """Ranks that exchange messages through the first of them, and end together.
+
+    All ranks call :meth:`gather` and :meth:`share` in the same order. A rank that is lost or fails
+    ends the wait of the others: the first rank raises that it is lost, and a rank that fails tells
+    the others by :meth:`fail`.
+
+    Args:
+        transport: transport of all ranks.
+        ranks: the ranks that take part.
+        timeout: seconds that the first rank waits for a message of each other one.
+        shutdown: waiting time left once this rank is to stop.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        ranks: Sequence[int],
+        timeout: float,
+        shutdown: ShutdownBudget | None = None,
+    ) -> None:
+        self._transport, self._shutdown = transport, shutdown
+        self._channel = FrameChannel(transport)
+        self._first, *self.others = sorted(ranks)
+        self.is_first = transport.rank == self._first
+        # The first rank may have waited for each other one before it answers.
+        self._timeout = timeout if self.is_first else timeout * len(ranks)
+
+    def gather(
+        self, meta: dict[str, Any] | None = None, rows: TensorDict | None = None
+    ) -> list[ReceivedFrame]:
+        """Send a message to the first rank, which returns those of the others by rank.
+
+        Raises:
+            WorkerError: a rank is lost.
+            RefusedError: a rank has failed, and says why itself.
+        """
+        if self.is_first:
+            return [self._receive(rank) for rank in self.others]
+        self._send([self._first], _MESSAGE, meta, rows)
+        return []
+
+    def share(
+        self, meta: dict[str, Any] | None = None, rows: TensorDict | None = None
+    ) -> tuple[dict[str, Any], Any]:
+        """Return what the first rank gives; it raises as :meth:`gather` does."""
+        if self.is_first:
+            self._send(self.others, _MESSAGE, meta, rows)
+            return meta or {}, rows
+        message = self._receive(self._first)
+        return message.meta, message.rows
+
+    def fail(self, why: str, code: int = 1) -> None:
+        """Tell the others that this rank ends with an error, so that they end with its status."""
+        with suppress(PeerLostError):
+            ranks = self.others if self.is_first else [self._first]
+            self._send(ranks, _FAILED, {"why": why, "code": code}, seconds=_FLUSHING)
+
+    def _send(
+        self,
+        ranks: Iterable[int],
+        kind: int,
+        meta: dict[str, Any] | None,
+        rows: TensorDict | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Send to all, and wait until the messages have left: MPI moves them in its calls alone."""
+        for rank in ranks:
+            with suppress(PeerLostError):  # as the next message that is expected of it tells
+                self._channel.send(rank, TAG, kind, meta, rows)
+        deadline = Deadline(self._timeout if seconds is None else seconds, self._shutdown)
+        # A first rank that fails takes nothing any more, and has said so.
+        may_be_told = kind == _MESSAGE and not self.is_first
+        deadline.wait(
+            lambda seconds: (
+                not self._channel.flush(seconds)
+                or (may_be_told and self._transport.probe() is not None)
+            )
+        )
+
+    def _receive(self, rank: int) -> ReceivedFrame:
+        deadline, found = Deadline(self._timeout, self._shutdown), list[ReceivedFrame]()
+
+        def has_come(seconds: float) -> bool:
+            if (message := self._channel.receive(rank, TAG, seconds)) is not None:
+                found.append(message)
+            return bool(found)
+
+        try:
+            why = "" if deadline.wait(has_come) else f"it sent nothing {deadline}"
+        except PeerLostError as error:
+            why = error.reason
+        if found and found[0].error is not None:
+            why = f"it cannot be understood: {found[0].error}"
+        if why:
+            # One rank alone prints it: the first, or else the next one.
+            left = (r for r in self.others if r not in self._transport.lost)
+            is_told = not self.is_first and self._transport.rank != next(left)
+            why = f"rank {rank} is lost: {why}"
+            raise RefusedError(why, code=1) if is_told else WorkerError(why)
+        if found[0].kind == _FAILED:
+            raise RefusedError(str(found[0].meta["why"]), int(found[0].meta["code"]))
+        return found[0]
 
 
 def find_launch(transport: TransportName = "auto") -> Launch | None:

@@ -12,8 +12,7 @@ from tensordict import TensorDict
 from gfn_rb.checkpoint import Secret
 from gfn_rb.errors import ArgumentError, GfnRbError, WorkerError
 from gfn_rb.training.session import RefusedError
-from gfn_rb.training.session.joining import find_launch, join
-from gfn_rb.training.session.star import TAG, Star
+from gfn_rb.training.session.joining import TAG, Star, find_launch, join
 from gfn_rb.transports import LocalTransport
 from gfn_rb.transports.base import ShutdownBudget
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from gfn_rb.training.session import rank_hooks
+from gfn_rb.training.session.joining import Star
 from gfn_rb.training.session.rank_hooks import GradientAverage, Meetings
 from gfn_rb.training.session.run import StopSignals
-from gfn_rb.training.session.star import Star
 from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports import LocalTransport
 
