@@ -95,7 +95,7 @@ PARTS = {
     merged: {
         "p": ["x", 3, [1.0], [-1.0, 1.0], ["a", "b"], [math.nan, 1.0], [0, 0],
               [math.inf, 1]], "batch_size": SIZE,
-        "generator": ["x"], "num_buffer_sampled": [0, -1, "a"],
+        "generator": ["x"],
     },
 }  # fmt: skip
 OPTIONS = {

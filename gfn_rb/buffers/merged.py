@@ -8,24 +8,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import as_count, require_kind
-from gfn_rb.buffers.merged_sampler import (
-    MergedSampler,
-    Shares,
-    StackedSampler,
-    chosen_members,
-)
+from gfn_rb.arguments import as_count, require_kind, require_optional
+from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
 from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, Readable
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
-from gfn_rb.containers.convert import merged_rows, require_alike
+from gfn_rb.containers.convert import merged_rows
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_rows import Partition
@@ -33,6 +28,7 @@ from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.sharing import WriteLock
 
 _TAGS = frozenset((INDEX, BUFFER_ID, DRAW_LOG_PROB))
+_STACKING = ("sample_from_all", "num_buffer_sampled")
 
 
 class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
@@ -53,11 +49,8 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
     members. Transforms of members apply to their rows, and the transform of the merged buffer
     applies to the batch. ``len`` counts members.
 
-    A batch has the stacked shape [k, n / k] of the ensemble in two cases:
-
-    - ``sample_from_all`` or ``num_buffer_sampled`` is set.
-    - ``p`` is None or weights, and the members hold data sets with different keys that do not all
-      have a ``log_reward``, as in TorchRL's example of an ensemble.
+    The members' rows must have the same keys. TorchRL's ``ReplayBufferEnsemble`` over the same
+    members stacks batches of different data sets by member, [k, n / k].
 
     Args:
         *members: the buffers, at least one; none of them an ensemble. TorchRL's
@@ -67,8 +60,8 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
             :class:`~gfn_rb.SoftmaxRewardSampler` of the same key, temperature and replacement.
             ``"size"`` weighs members by their numbers of rows, a list gives one weight per member,
             and None gives equal weights; each member then draws in its own way. Default:
-            ``"mass"`` if every member has a ``SoftmaxRewardSampler`` and batches are not stacked,
-            otherwise equal weights, as in a ``ReplayBufferEnsemble``.
+            ``"mass"`` if every member has a ``SoftmaxRewardSampler``, otherwise equal weights, as
+            in a ``ReplayBufferEnsemble``.
         batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
             requires ``sample(n)``.
         transform: transform or callable, applied to merged batches.
@@ -76,9 +69,6 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
             and concatenate.
         generator: ``torch.Generator`` of merged draws, and from now on of the members. None leaves
             the members theirs, and merged draws use PyTorch's global generator.
-        sample_from_all: whether to draw n / k rows from each member, stacked; needs equal weights.
-        num_buffer_sampled: number k of members to draw, with n / k rows from each, stacked. No
-            effect beside ``sample_from_all``.
         **kwargs: keywords below.
 
     Keyword Args:
@@ -110,34 +100,19 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         transform: Transform | Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         generator: torch.Generator | None = None,
-        sample_from_all: bool = False,
-        num_buffer_sampled: int | None = None,
         **kwargs: Any,
     ) -> None:
         _require_members(members, kwargs)
-        for name, value in (("batch_size", batch_size), ("num_buffer_sampled", num_buffer_sampled)):
-            if value is not None:
-                as_count(name, value)
-        require_kind("generator", generator, torch.Generator, lambda value: value is None)
-        self._stacks = sample_from_all or num_buffer_sampled is not None
-        if sample_from_all:
-            num_buffer_sampled = None  # all of them
+        if batch_size is not None:
+            as_count("batch_size", batch_size)
+        require_optional("generator", generator, torch.Generator)
         if p == "auto":
             parts = [rb.sampler for rb in members] or compat.member_samplers(kwargs["samplers"])
-            draws_by_reward = all(isinstance(each, SoftmaxRewardSampler) for each in parts)
-            p = "mass" if draws_by_reward and not self._stacks else None
-        if self._stacks and isinstance(p, str):
-            raise ArgumentError(
-                "sample_from_all and num_buffer_sampled stack batches by member: p must be None "
-                f"or weights, got {p!r}"
-            )
+            p = "mass" if all(isinstance(each, SoftmaxRewardSampler) for each in parts) else None
         self._shares = p
         self._join = collate_fn
         super().__init__(
             *members,
-            p=p if self._stacks else None,
-            sample_from_all=sample_from_all,
-            num_buffer_sampled=num_buffer_sampled,
             batch_size=batch_size,
             transform=transform,
             collate_fn=collate_fn,
@@ -163,15 +138,14 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
 
         Args:
             sampler: a :class:`~gfn_rb.buffers.merged_sampler.MergedSampler` with one sampler for
-                each member, or a ``SamplerEnsemble`` if batches are stacked.
+                each member.
         """
-        kind = SamplerEnsemble if self._stacks else MergedSampler
         k, came = len(self._rbs), type(sampler).__name__
-        fits = isinstance(sampler, kind) and isinstance(sampler, MergedSampler) != self._stacks
+        fits = isinstance(sampler, MergedSampler)
         parts = compat.member_samplers(sampler) if fits else []
         if len(parts) != k:
             came += f" of {len(parts)}" if fits else ""
-            raise ArgumentError(f"sampler must be a {kind.__name__} of {k} samplers, got {came}")
+            raise ArgumentError(f"sampler must be a MergedSampler of {k} samplers, got {came}")
         for i, part in enumerate(parts):
             require_kind(f"sampler of member {i}", part, Sampler)
         former = super().set_sampler(sampler)
@@ -181,22 +155,12 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
 
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
         ensemble = super()._maybe_make_sampler(sampler)
-        parts = compat.member_samplers(ensemble)
-        if not self._stacks:
-            return MergedSampler(*parts, p=self._shares)
-        if len(set(map(type, parts))) == 1:
-            return ensemble
-        n = None if ensemble.sample_from_all else ensemble.num_buffer_sampled
-        return StackedSampler(
-            *parts, p=ensemble.p, sample_from_all=ensemble.sample_from_all, num_buffer_sampled=n
-        )
+        return MergedSampler(*compat.member_samplers(ensemble), p=self._shares)
 
     # Sampling.
 
     @compat.outside_graph
     def _sample(self, batch_size: int) -> tuple[Any, Any]:
-        if self._stacks or self._sampler.stacks(self._storage):
-            return self._stacked(batch_size)
         with locked(self):
             drawn, known = self._sampler.sample(self._storage, batch_size)
             rows = self._rows(drawn)
@@ -209,17 +173,6 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         # Rows of a device cannot be pinned, and without CUDA there is no use for it.
         pins = self._pin_memory and torch.cuda.is_available() and index.is_cpu
         return (rows.pin_memory() if pins else rows), info
-
-    def _stacked(self, batch_size: int) -> tuple[Any, Any]:
-        """Sample as TorchRL's ensemble does."""
-        batch, info = super()._sample(batch_size)
-        member = info[INDEX, BUFFER_IDS]
-        if isinstance(batch, LazyStackedTensorDict):
-            rows = [dict(each.exclude(*_TAGS).items(True, True)) for each in batch.unbind(0)]
-            require_alike(rows, member[:, 0].tolist(), in_shape=False)
-        if isinstance(batch, TensorDictBase):
-            batch.set(BUFFER_ID, member)
-        return batch, info
 
     def _rows(self, drawn: TensorDictBase) -> Any:
         groups = Partition(drawn[BUFFER_IDS], len(self._rbs))
@@ -258,10 +211,10 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         Each member reads its own ``priority_key``, and ignores it if it does not draw by priority.
 
         Args:
-            data: flat batch, or rows of one, with ``buffer_id`` and ``index``.
+            data: batch, or rows of one, with ``buffer_id`` and ``index``.
 
         Raises:
-            ShapeError: the batch is stacked.
+            ShapeError: the batch has another number of dimensions than one.
             KeyMismatchError: rows lack ``buffer_id`` or ``index``.
         """
         if data.ndim != 1:
@@ -283,7 +236,7 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         members = chosen_members(index, len(self._rbs))
         if isinstance(members, int):
             return self._rbs[members]
-        p, sampler = self._sampler.p, self._sampler
+        p = self._sampler.p
         return type(self)(
             *(self._rbs[i] for i in members),
             p=p[members] if isinstance(p, Tensor) else p,
@@ -292,8 +245,6 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
             collate_fn=self._join,
             collate_fns=[self._collate_fns[i] for i in members],
             generator=self._rng,
-            sample_from_all=self._stacks and sampler.sample_from_all,
-            num_buffer_sampled=sampler.num_buffer_sampled if self._stacks else None,
         )
 
     def __repr__(self) -> str:
@@ -324,6 +275,11 @@ def _joined(batches: Sequence[Any], members: Sequence[int], groups: Partition) -
 
 
 def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    if name := next((name for name in _STACKING if kwargs.get(name)), None):
+        raise ArgumentError(
+            f"{name} must be left out, got {kwargs[name]!r}: batches are flat, and those of "
+            "TorchRL's ReplayBufferEnsemble over the same members are stacked"
+        )
     if not members and not {"storages", "samplers", "writers"} <= kwargs.keys():
         raise ArgumentError("members must be at least one buffer, got none")
     for i, member in enumerate(members):

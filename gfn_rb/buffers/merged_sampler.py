@@ -10,21 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count
-from gfn_rb.errors import (
-    ArgumentError,
-    CheckpointMismatchError,
-    EmptyBufferError,
-    KeyMismatchError,
-    ShapeError,
-)
-from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX, LOG_REWARD
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, ShapeError
+from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_rows import Partition, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
@@ -83,24 +77,13 @@ class MergedSampler(SamplerEnsemble):
             value = _shares(value, len(self._samplers))
         self._p = value
 
-    def stacks(self, storage: StorageEnsemble) -> bool:
-        """Return whether batches stay stacked by member, [k, n / k], as TorchRL's do.
-
-        So it is with weights and rows of different keys, not all of which have a log-reward.
-        """
-        if isinstance(self._p, str):
-            return False
-        kinds = [keys for each in compat.member_storages(storage) if (keys := _stored_keys(each))]
-        alike = all(keys == kinds[0] for keys in kinds)
-        return not alike and not all(LOG_REWARD in keys for keys in kinds)
-
     @compat.outside_graph
     def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
         """Draw a batch of rows.
 
         Returns:
-            ``buffer_ids`` and ``index`` of each row, both int64 [n], or [k] and [k, n / k] where
-            :meth:`stacks` says so; and what is known of the draws, such as ``draw_log_prob`` [n].
+            ``buffer_ids`` and ``index`` of each row, both int64 [n], and what is known of the
+            draws, such as ``draw_log_prob`` [n].
         """
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
@@ -108,8 +91,6 @@ class MergedSampler(SamplerEnsemble):
             raise EmptyBufferError(f"cannot draw {batch_size} items: all members are empty")
         if isinstance(self._p, str) and self._p == "mass":
             return self._by_mass(compat.member_storages(storage), batch_size)
-        if self.stacks(storage):
-            return self._stacked(storage, batch_size)
         return self._by_member(compat.member_storages(storage), batch_size)
 
     @compat.outside_graph
@@ -145,8 +126,6 @@ class MergedSampler(SamplerEnsemble):
         if n_rows == 0 or isinstance(self._p, str):
             strict = self._p == "mass" and self._samplers[0].replacement is False
             return n_rows >= (batch_size if strict else 1)
-        if self.stacks(storage) and batch_size % len(self._samplers):
-            return False
         return bool(self._weights(compat.member_storages(storage)).any())
 
     # Drawing.
@@ -211,19 +190,6 @@ class MergedSampler(SamplerEnsemble):
         weights = torch.ones_like(sizes) if self._p is None else self._p.to(sizes)
         return weights.where(sizes > 0, 0.0)
 
-    def _stacked(self, storage: StorageEnsemble, n: int) -> RowsOfMembers:
-        k = len(self._samplers)
-        if n % k:
-            raise KeyMismatchError(
-                f"the {k} members store rows of different keys, so that batches are stacked by "
-                f"member: batch_size must be a multiple of {k}, got {n}"
-            )
-        # TorchRL's own way, but for empty members, which it would draw from and fail.
-        share = self._weights(compat.member_storages(storage))
-        ensemble = StackedSampler(*self._samplers, p=share)
-        compat.set_ensemble_generator(ensemble, self._rng)
-        return ensemble.sample(storage, n)
-
     # State: the shares, beside that of the members.
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,40 +236,6 @@ class MergedSampler(SamplerEnsemble):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]},\n    p={self._p})"
-
-
-class StackedSampler(SamplerEnsemble):
-    """TorchRL's ensemble of samplers, which stacks batches by member, for samplers of any classes.
-
-    TorchRL stacks what samplers say of their draws, and fails where one says more than another.
-    Of samplers of different classes, this class keeps ``draw_log_prob`` if all of them give it.
-    """
-
-    def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
-        """Draw the same number of rows from each of several members."""
-        members = self._samplers
-        if len(set(map(type, members))) == 1:
-            return super().sample(storage, batch_size)
-        kept = [DRAW_LOG_PROB] if all(isinstance(each, KeySampler) for each in members) else []
-        ensemble = SamplerEnsemble(
-            *(_Silenced(each, kept) for each in members),
-            p=self.p,
-            sample_from_all=self.sample_from_all,
-            num_buffer_sampled=self.num_buffer_sampled,
-        )
-        compat.set_ensemble_generator(ensemble, self._rng)
-        return ensemble.sample(storage, batch_size)
-
-
-class _Silenced:
-    """A sampler that says only some things of its draws."""
-
-    def __init__(self, sampler: Sampler, kept: Sequence[str]) -> None:
-        self._sampler, self._kept = sampler, kept
-
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        index, info = self._sampler.sample(storage, batch_size)
-        return index, {key: info[key] for key in self._kept}
 
 
 def chosen_members(index: Any, n_members: int) -> Any:
@@ -354,11 +286,6 @@ def _shared_info(groups: Partition, infos: Sequence[dict[str, Any]]) -> dict[str
         if all(isinstance(value, Tensor) and value.shape[:1] == (n,) for value, n in pairs):
             known[key] = groups.join(values)
     return known
-
-
-def _stored_keys(storage: Storage) -> set[NestedKey]:
-    stored = compat.all_slots(storage) if len(storage) else None
-    return set(stored.keys(True, True)) - {INDEX} if isinstance(stored, TensorDictBase) else set()
 
 
 def _shares(weights: Sequence[float | int] | Tensor, k: int) -> Tensor:

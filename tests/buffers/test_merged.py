@@ -1,13 +1,10 @@
 import copy
-import doctest
 import pickle
 import threading
 
 import numpy as np
 import pytest
 import torch
-import torchrl.data
-import torchrl.envs
 from buffers.merging import member, merged
 from factories import rows, seeded
 from tensordict import tensorclass
@@ -34,26 +31,10 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
-from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
+from gfn_rb.samplers import PrioritySampler
 from gfn_rb.writers import FIFOWriter
 
 LOG_REWARDS = [[0.0, 1.0, 2.0], [], [1.5] * 5]
-
-
-class Resize(Transform):
-    """What the example needs of torchvision's, which need not be installed."""
-
-    def __init__(self, width, in_keys, out_keys=None):
-        super().__init__(in_keys=in_keys, out_keys=in_keys if out_keys is None else out_keys)
-        self.width = width
-
-    def _apply_transform(self, image):
-        flat = image.reshape(-1, *image.shape[-3:])
-        resized = torch.nn.functional.interpolate(flat, size=(self.width, self.width))
-        return resized.reshape(*image.shape[:-2], self.width, self.width)
-
-    def forward(self, tensordict):
-        return self._call(tensordict)
 
 
 class Marks(Transform):
@@ -65,29 +46,6 @@ class Marks(Transform):
 
     def forward(self, tensordict):
         return tensordict.set(self.key, torch.full(tensordict.batch_size, self.value))
-
-
-def test_the_ensembles_own_example_runs_unchanged(monkeypatch, capsys):
-    monkeypatch.setattr(torchrl.data, "ReplayBufferEnsemble", MergedReplayBuffer)
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):  # missing, or built for another torch
-        monkeypatch.setattr(torchrl.envs, "Resize", Resize)
-    example = doctest.script_from_examples(ReplayBufferEnsemble.__doc__)
-    assert "rb.sample(10)" in example
-    assert example.count("torch.Size([2, 5, 3, 32, 32])") == 2
-    names = {}
-    exec(example, names)
-    assert isinstance(names["rb"], MergedReplayBuffer)
-    assert capsys.readouterr().out.startswith("MergedReplayBuffer(")
-    for _ in range(5):  # which members are drawn is up to p
-        sample = names["rb"].sample(10)
-        assert sample["buffer_id"].shape == (2, 5)
-        assert (sample["buffer_id"] == sample["buffer_id"][:, :1]).all()
-    with pytest.raises(KeyMismatchError, match=r"2 members store rows of different keys.*got 7"):
-        names["rb"].sample(7)
-    names["rb"].sampler.p = "size"  # never stacks
-    assert names["rb"].sample(7)["renamed"].shape == (7,)
 
 
 # Flat batches.
@@ -155,36 +113,17 @@ def test_transforms_of_members_and_of_the_whole():
     assert rb.sample(1)["y"].tolist() == [1]
 
 
-@pytest.mark.parametrize("kind", [ReplayBufferEnsemble, MergedReplayBuffer])
 @pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
-def test_a_member_of_fewer_rows_than_its_share_repeats_them(kind, options):
+def test_torchrls_ensemble_of_presets_repeats_rows_of_a_small_member(options):
     small, large = reward_prioritized_buffer(8), reward_prioritized_buffer(8)
     small.extend(rows([0.0]))  # draws with replacement, the other without
     large.extend(rows([0.0] * 8))
-    rb = kind(small, large, **options)
+    rb = ReplayBufferEnsemble(small, large, **options)
     for _ in range(8):
         batch = rb.sample(8)
         assert batch.batch_size == (2, 4)
         p = torch.tensor([1.0, 1 / 8])[batch["index", "buffer_ids"]]
         torch.testing.assert_close(batch["draw_log_prob"].exp(), p.expand_as(batch["log_reward"]))
-
-
-@pytest.mark.parametrize(
-    "options", [{"sample_from_all": True, "num_buffer_sampled": 1}, {"num_buffer_sampled": 2}]
-)
-def test_stacked_members_may_draw_in_different_ways(options):
-    def stacked(*samplers):
-        members = [member([float(i)] * 3, sampler) for i, sampler in enumerate(samplers)]
-        return MergedReplayBuffer(*members, **options)
-
-    rb = stacked(RandomSampler(), SoftmaxRewardSampler())
-    rb.set_rng(seeded(0))
-    drawn = torch.cat([rb.sample(6)["buffer_id"][:, 0] for _ in range(20)])
-    assert {*drawn.tolist()} == {0, 1}
-    assert "draw_log_prob" not in rb.sample(6)  # not all members know it
-    batch = stacked(PrioritySampler(alpha=1.0), SoftmaxRewardSampler()).sample(6)
-    assert batch.batch_size == (2, 3)
-    assert batch["draw_log_prob"].exp().allclose(torch.tensor(1 / 3))
 
 
 def test_counts_of_members_that_count_none_are_absent():
@@ -199,16 +138,9 @@ def test_counts_of_members_that_count_none_are_absent():
 
 
 @pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
-def test_torchrls_own_arguments_stack_batches(options):
-    rb = MergedReplayBuffer(member([0.0] * 3), member([1.0] * 3), **options)
-    assert type(rb.sampler) is SamplerEnsemble
-    batch = rb.sample(6)
-    assert batch.batch_size == (2, 3)
-    assert torch.equal(batch["buffer_id"], batch["log_reward"].long())
-    assert torch.equal(batch["buffer_id"], batch["index", "buffer_ids"])
-    assert rb[0:2].sample(4).batch_size == (2, 2)
-    with pytest.raises(ArgumentError, match=r"stack batches by member.*got 'mass'"):
-        MergedReplayBuffer(member(), member(), p="mass", **options)
+def test_arguments_that_stack_batches_name_the_class_that_does(options):
+    with pytest.raises(ArgumentError, match=r"must be left out, got .*TorchRL's ReplayBufferEns"):
+        MergedReplayBuffer(member([0.0]), member([1.0]), **options)
 
 
 def test_it_is_made_of_components_too():

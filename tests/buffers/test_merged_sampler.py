@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from statistics_of_draws import chi_square_p
 from torchrl.data.replay_buffers.samplers import (
     RandomSampler,
-    SamplerEnsemble,
     SamplerWithoutReplacement,
 )
 from torchrl.data.replay_buffers.scheduler import LinearScheduler
@@ -188,7 +187,3 @@ def test_another_sampler_takes_over_with_the_buffers_generator():
         draws.append(rb.sample(30))
     assert set(draws[0]["buffer_id"].tolist()) == {0, 1}
     assert (draws[0] == draws[1]).all()
-    members = [member([0.0, 1.0]), member([2.0, 2.0])]
-    stacked = MergedReplayBuffer(*members, p=None, sample_from_all=True)
-    stacked.set_sampler(SamplerEnsemble(*parts[:2], sample_from_all=True))
-    assert stacked.sample(4).shape == (2, 2)
