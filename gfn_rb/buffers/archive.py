@@ -201,42 +201,11 @@ class ArchiveBuffer(GFNReplayBuffer):
     Args:
         offset: number that is subtracted from the key of each row in the QD score.
         **options: options of a :class:`GFNReplayBuffer`.
-
-    Attributes:
-        n_new: number of cells that the last ``extend`` or ``add`` filled for the first time.
-        n_improved: number of cells whose row it replaced by a better one.
     """
 
     def __init__(self, *, offset: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
         self.offset = number("offset", offset, "a finite number", math.isfinite)
-        self.n_new = self.n_improved = self._before = 0  # rows stored as a batch is written
-
-    def extend(self, data: Any, **options: Any) -> Tensor:
-        """Add rows, as ``GFNReplayBuffer.extend`` does."""
-        self._before = len(self.storage)
-        slots = super().extend(data, **options)
-        self._note(int((slots >= 0).sum()))
-        return slots
-
-    def add(self, data: TensorDictBase) -> int:
-        """Add one row, as ``GFNReplayBuffer.add`` does."""
-        self._before = len(self.storage)
-        slot = super().add(data)
-        self._note(int(slot >= 0))
-        return slot
-
-    def _drop_exhausted(self, limit: Any) -> None:
-        super()._drop_exhausted(limit)
-        self._before = len(self.storage)
-
-    def _advance(self, version: int | Tensor) -> None:
-        super()._advance(version)
-        self._before = len(self.storage)
-
-    def _note(self, n_kept: int) -> None:
-        self.n_new = len(self.storage) - self._before
-        self.n_improved = n_kept - self.n_new
 
     @property
     def coverage(self) -> float:
@@ -253,11 +222,13 @@ class ArchiveBuffer(GFNReplayBuffer):
     def stats(self) -> dict[str, int | float | bool]:
         """Return what ``GFNReplayBuffer.stats`` returns, and the numbers of the archive.
 
-        ``coverage`` and ``qd_score`` are those of the present rows, ``new`` and ``improved`` the
-        numbers of cells that the last call added to.
+        ``coverage`` and ``qd_score`` are those of the present rows. Of the last batch that was
+        offered, ``new`` is the number of cells that it filled, and ``improved`` of those whose row
+        it replaced by a better one.
         """
         archive = {"coverage": self.coverage, "qd_score": self.qd_score}
-        return {**super().stats(), **archive, "new": self.n_new, "improved": self.n_improved}
+        new, improved = self.writer.last_counts
+        return {**super().stats(), **archive, "new": new, "improved": improved}
 
 
 @with_options

@@ -42,8 +42,13 @@ class DrawLimit(SampleUnit):
         # By thread, the batch that was counted last, and the revision of the storage.
         self._counted: dict[int, tuple[Int64[Tensor, "n"], int]] = {}
 
-    def use(self, sampler: Sampler) -> None:
+    def use(self, sampler: Sampler, storage: Storage) -> None:
         """Take the sampler of the buffer, which must draw single rows of known probability."""
+        if isinstance(storage, ListStorage):
+            raise ArgumentError(
+                f"storage must hold columns beside max_draws={self.max_draws}, in which draws are "
+                f"counted, got a {type(storage).__name__}"
+            )
         known = KeySampler, RandomSampler, SamplerWithoutReplacement
         if isinstance(sampler, GroupSampler) or not isinstance(sampler, known):
             raise ArgumentError(
@@ -152,15 +157,7 @@ class DrawLimit(SampleUnit):
         record_slots(storage, index)
         counts = self._column.values(storage)  # whose revision stays: nobody else reads them
         counts.index_add_(0, index, torch.full_like(index, n_draws))
-        now = counts[index]
-        if isinstance(storage, ListStorage):
-            self._column.write(storage, index, now)
-            self._column.announce(storage, index)
-            for rb in compat.attached_buffers(storage):  # for which the rows are no new ones
-                for column in vars(rb.sampler).values():
-                    if isinstance(column, KeyColumn):
-                        column.announce(storage, index)
-        highest = int(now.max())
+        highest = int(counts[index].max())
         if highest >= self.max_draws:
             self._clean = None
         return highest

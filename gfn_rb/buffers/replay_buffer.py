@@ -281,8 +281,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     Raises:
         ArgumentError: ``prefetch`` is set beside a rate limiter or ``max_draws``, ``max_age`` or
             ``max_draws`` is too low, the writer has no ``remove`` beside one of them, as
-            :class:`~gfn_rb.RewardPrioritizedWriter` has, or the sampler does not draw single rows
-            beside ``max_draws``.
+            :class:`~gfn_rb.RewardPrioritizedWriter` has, or beside ``max_draws`` the sampler does
+            not draw single rows or the storage is a list of rows.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
                     f"writer must be able to remove rows for {name}={limit}, got {self.writer!r}"
                 )
         if self.draw_limit is not None:
-            self.draw_limit.use(self.sampler)
+            self.draw_limit.use(self.sampler, self.storage)
         self.statistics = ReplayStatistics(storage_device(self.storage), max_draws is not None)
         if self.counts_rows:
             self.insert_transform(0, self.statistics)
@@ -522,7 +522,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler, and return the former one."""
         if self.draw_limit is not None:
-            self.draw_limit.use(sampler)
+            self.draw_limit.use(sampler, self.storage)
         return super().set_sampler(sampler)
 
     def set_storage(
@@ -534,6 +534,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             storage: the new storage.
             collate_fn: callable that turns stored rows into a batch. Default: that of the storage.
         """
+        if self.draw_limit is not None:
+            self.draw_limit.use(self.sampler, storage)
         with replay_lock(self), write_lock(self):
             former = super().set_storage(storage, collate_fn)
             empty_part(self.writer)  # of the former rows, to which TorchRL's would go on writing

@@ -17,7 +17,6 @@ from gfn_rb.shapes import Int64
 from gfn_rb.storages import slots_to_allocate
 
 OFFERED, DRAWN = range(2)
-_MOST_EVENTS = 256  # that wait to be counted
 _NEWEST, _N_AGED, _AGE_SUM, _LARGEST = range(4)
 
 
@@ -100,17 +99,14 @@ class ReplayStatistics(Transform):
 class DrawnSlots:
     """The slots whose rows were drawn, to count different rows.
 
-    What happens to slots is kept, and looked at many events at a time, in a third of the time.
-
     Args:
         device: device of the rows.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self._flags = torch.zeros(1, dtype=torch.bool, device=device)  # one more, for slot -1
-        self._n_gone: int | Tensor = 0  # drawn rows that others have replaced
-        self._events: list[tuple[bool, Any]] = []  # whether rows were drawn or written, their slots
-        self._n_slots = 0
+        # One more than there are slots: -1, of a row that was rejected, is the last.
+        self._flags = torch.zeros(1, dtype=torch.bool, device=device)
+        self._n_gone: Any = 0  # drawn rows that others have replaced
 
     def note_drawn(self, index: Int64[Tensor, "n"], storage: Storage) -> None:
         """Record which rows were drawn.
@@ -119,50 +115,36 @@ class DrawnSlots:
             index: slots of the rows.
             storage: storage of the rows.
         """
-        self._note(True, index, storage)
+        flags, slot = self._at(index, storage)
+        flags[slot] = True
 
     def note_written(self, index: int | Tensor, storage: Storage) -> None:
         """Record that slots, -1 for none, have rows that were never drawn."""
-        if self._n_slots:
-            self._note(False, torch.as_tensor(index).reshape(-1), storage)
+        if len(self._flags) > 1:  # or no row was drawn yet
+            slot = torch.as_tensor(index).reshape(-1)
+            # Only a batch that is longer than the storage names a slot twice.
+            slot = slot.unique() if len(slot) >= len(self._flags) else slot
+            flags, at = self._at(slot, storage)
+            self._n_gone = self._n_gone + flags[at].sum()
+            flags[at] = False
 
-    def _note(self, is_draw: bool, index: Int64[Tensor, "n"], storage: Storage) -> None:
-        self._n_slots = slots_to_allocate(storage, len(storage))
-        on_host = index.is_cpu and self._flags.is_cpu
-        self._events.append((is_draw, index.numpy().copy() if on_host else index.clone()))
-        if len(self._events) >= _MOST_EVENTS:
-            self._look()
-
-    def _look(self) -> None:
-        """Take the events into account."""
-        if len(self._flags) <= self._n_slots:
-            grown = self._flags.new_zeros(self._n_slots + 1)
+    def _at(self, index: Int64[Tensor, "n"], storage: Storage) -> tuple[Any, Any]:
+        """Return flags and slots, on the host as arrays, whose operations take half the time."""
+        n = slots_to_allocate(storage, len(storage))
+        if len(self._flags) <= n:
+            grown = self._flags.new_zeros(n + 1)
             grown[: len(self._flags) - 1] = self._flags[:-1]
             self._flags = grown
-        events, self._events = self._events, []
-        n, host = len(self._flags), self._flags.numpy() if self._flags.is_cpu else None
-        for is_draw, slot in events:
-            if host is None:
-                at = slot.to(self._flags.device) % n
-                if not is_draw:
-                    self._n_gone += self._flags[at].sum()
-                self._flags.index_fill_(0, at, is_draw)
-            elif is_draw:
-                host[slot] = True
-            else:
-                at = slot if len(slot) < n else np.unique(slot)
-                if n_gone := np.count_nonzero(host[at]):
-                    self._n_gone += n_gone
-                    host[at] = False
+        if self._flags.is_cpu:
+            return self._flags.numpy(), index.cpu().numpy()
+        return self._flags, index.to(self._flags.device, non_blocking=True)
 
     def count(self) -> int:
         """Return how many different rows were drawn."""
-        self._look()
         return int(self._flags.sum() + self._n_gone)
 
     def empty(self) -> None:
         """Count from 0."""
-        self._look()
         self._flags.zero_()
         self._n_gone = 0
 

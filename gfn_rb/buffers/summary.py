@@ -343,7 +343,9 @@ def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
         rows = storage.padded_rows(index, as_text=True)
     else:
         rows = storage.get(index)
-    compact, rows = compact_rows_of(rb), rows.exclude(keys.N_DRAWS)
+    if getattr(rb, "draw_limit", None) is not None:  # or the entry is the user's
+        rows = rows.exclude(keys.N_DRAWS)
+    compact = compact_rows_of(rb)
     return rows if compact is None else compact(rows)
 
 
