@@ -184,7 +184,7 @@ def _pair(scale: Scale, longest: int, **options: Any) -> tuple[TensorDictReplayB
     """Return full buffers of ours and of the peer."""
     storage = RaggedStorage(scale.capacity, {"tokens": longest, "log_p": "tokens"})
     ours = fifo_buffer(scale.capacity, storage=storage, **options)
-    peer = fifo_buffer(scale.capacity, storage=LazyStackStorage(scale.capacity), **options)
+    peer = TensorDictReplayBuffer(storage=LazyStackStorage(scale.capacity), **options)
     batch = padded(scale.capacity, longest)
     ours.extend(batch)
     peer.extend(apart(batch))

@@ -1,4 +1,4 @@
-"""Graphs as rows of different shapes: lists of edges, stored in a list and batched when drawn.
+"""Graphs as rows of different lengths: lists of edges, batched when drawn.
 
 python examples/ragged_graphs.py
 """
@@ -6,9 +6,9 @@ python examples/ragged_graphs.py
 import torch
 from tensordict import TensorDict, TensorDictBase, lazy_stack
 from torch import Tensor
-from torchrl.data import ListStorage, TensorDictReplayBuffer
+from torchrl.data import TensorDictReplayBuffer
 
-from gfn_rb import Sampler, Trajectories, reward_prioritized_buffer
+from gfn_rb import RaggedStorage, Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.losses import TrajectoryBalance
 from gfn_rb.policies import ForwardPolicy, LogZ, UniformBackwardPolicy
@@ -32,15 +32,14 @@ def edge_lists(graph: Tensor, name: Tensor, log_reward: Tensor) -> TensorDictBas
 
 def adjacency(rows: TensorDictBase, n_nodes: int) -> Tensor:
     """Return the graphs of drawn rows in one batch, [n, d, d]."""
-    edges = rows.get("edges", as_list=True)
-    of = torch.arange(len(edges)).repeat_interleave(torch.tensor([*map(len, edges)]))
-    graph = torch.zeros(len(edges), n_nodes, n_nodes, dtype=torch.int64)
-    return graph.index_put((of, *torch.cat([*edges]).T), torch.ones(len(of), dtype=torch.int64))
+    of, place = rows["edges_mask"].nonzero(as_tuple=True)
+    graph = torch.zeros(len(rows), n_nodes, n_nodes, dtype=torch.int64)
+    return graph.index_put((of, *rows["edges"][of, place].T), torch.ones_like(of))
 
 
 def make_buffer(capacity: int) -> TensorDictReplayBuffer:
     """Return a buffer of the best graphs, one row each, drawn by reward."""
-    storage = ListStorage(capacity)
+    storage = RaggedStorage(capacity, {"edges": 12})
     return reward_prioritized_buffer(capacity, storage=storage, unique="name", replacement=True)
 
 

@@ -4,9 +4,7 @@ A storage can change through several buffers, from another process, by ``rb[i:j]
 ``rb.set_at_(key, ...)`` or a plain in-place write to ``rb["log_reward"]``. Two counters see all of
 them: the storage's mutation revision (shared between processes) and the key tensor's version
 (bumped by every in-place write of this process). A write that was announced together with its rows
-moves each by exactly one; whatever else moves them means "anything may have changed". A list of
-rows has only the first counter, which each written row raises by one. A change in place to a row of
-a list is not noticed until the row is written there.
+moves each by exactly one; whatever else moves them means "anything may have changed".
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import NestedKey, is_tensor_collection
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import KeyMismatchError, ShapeError
@@ -25,7 +23,7 @@ from gfn_rb.shapes import Float, Int64, Shaped
 from gfn_rb.storages import open_shared, require_rows
 
 # What identifies a content: the storage's revision, then of each tensor watched its version and its
-# address, for it may be replaced by another. Of a list of rows there is but the revision.
+# address, for it may be replaced by another.
 Version = tuple[int, ...]
 
 
@@ -69,25 +67,19 @@ class KeyColumn:
         self._slots: Any = None  # of the storage, whose entries were looked up
         self._entries: list[tuple[NestedKey, Any]] = []  # that are watched
         self._watched: list[Tensor] = []  # the same, as plain tensors
-        self._mirror = _Mirror(key)
 
     def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
         """Return the key of every stored row, a view that only :meth:`write` may write to."""
-        if isinstance(storage, ListStorage):
-            return self._mirror.values(storage)
         return self._leaf(storage)[: compat.length_of(storage)]
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]
     ) -> None:
         """Set the key of some rows, which has then to be announced."""
-        if isinstance(storage, ListStorage):
-            self._mirror.write(storage, index, value)
-        else:
-            values = self.values(storage)
-            index = index.to(values.device, non_blocking=True)
-            values[index] = value.to(values, non_blocking=True)
-            compat.bump_mutation_revision(storage)
+        values = self.values(storage)
+        index = index.to(values.device, non_blocking=True)
+        values[index] = value.to(values, non_blocking=True)
+        compat.bump_mutation_revision(storage)
 
     def watch_also(self, reads: Callable[[NestedKey], bool]) -> None:
         """Have :meth:`version` change with other entries, too."""
@@ -97,10 +89,6 @@ class KeyColumn:
         """Record that rows were just written; -1 stands for a row that was not."""
         if storage.ndim != 1:
             require_rows(storage)
-        listed = isinstance(storage, ListStorage)
-        if listed:
-            index = index.cpu()
-            self._mirror.announce(storage, index)
         seen = self._seen
         if seen is None or not index.is_cpu or (now := self.version_after_write(storage)) == seen:
             return
@@ -111,7 +99,7 @@ class KeyColumn:
         # One write through the storage raises each counter by one. If they moved any further,
         # something else was written as well, and nobody knows where.
         revision, *tensor = seen
-        expected: Version = (revision + (rows.shape[0] if listed else 1),)
+        expected: Version = (revision + 1,)
         for version, address in zip(tensor[::2], tensor[1::2], strict=True):
             expected += version + 1, address
         self._changes.note(rows, len(storage))  # first: an interrupt must not lose them
@@ -148,13 +136,12 @@ class KeyColumn:
     def _look_up(self, storage: Storage) -> None:
         """Look up the tensors that are watched, which may have been replaced."""
         self._entries, self._watched = [], []
-        if not isinstance(storage, ListStorage):
-            self._watch_own(storage)
-            if self._reads is not None:
-                for name, entry in compat.all_slots(storage).items(True, True):
-                    if self._reads(name) and isinstance(entry, Tensor):
-                        self._entries.append((name, entry))
-                        self._watched.append(entry.detach().as_subclass(Tensor))
+        self._watch_own(storage)
+        if self._reads is not None:
+            for name, entry in compat.all_slots(storage).items(True, True):
+                if self._reads(name):
+                    self._entries.append((name, entry))
+                    self._watched.append(entry.detach().as_subclass(Tensor))
         self._slots = compat.all_slots(storage)
 
     def _watch_own(self, storage: Storage) -> None:
@@ -198,59 +185,6 @@ class EqualKeys(KeyColumn):
 
     def _watch_own(self, storage: Storage) -> None:
         open_shared(storage)
-
-
-class _Mirror:
-    """One scalar-valued key of rows in a list, as a tensor on the host."""
-
-    def __init__(self, key: NestedKey) -> None:
-        self.key = key
-        self._values = torch.empty(0)
-        self._revision = -1  # of the storage, when it was last in step but for the changes
-        self._changes = RowChanges()
-
-    def announce(self, storage: Storage, index: Int64[Tensor, "*n"]) -> None:
-        rows, revision = index[index >= 0], compat.mutation_revision(storage)
-        if rows.shape[0] and revision == self._revision + rows.shape[0]:
-            self._revision = revision
-            self._changes.note(rows, len(storage))
-
-    def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
-        revision, stored, known = compat.mutation_revision(storage), len(storage), self._values
-        rows = self._changes.take()
-        new = None
-        if rows is not None and revision == self._revision:
-            rows = rows.unique()
-            new = self._read(storage, rows.tolist())
-        if new is None or (len(new) and new.dtype != known.dtype):
-            self._values = self._read(storage, range(stored))
-        elif len(new):
-            if stored > len(known):
-                self._values = known.new_empty(2 * stored)
-                self._values[: len(known)] = known
-            self._values[rows] = new
-        self._revision = revision
-        return self._values[:stored]
-
-    def write(self, storage: Storage, index: Tensor, value: Tensor) -> None:
-        for i, number in zip(index.tolist(), value, strict=True):
-            row = storage.get(i)
-            held = self._of(row)
-            storage.set(i, row.clone(False).set(self.key, number.to(held).reshape(held.shape)))
-
-    def _read(self, storage: Storage, rows: Any) -> Tensor:
-        values = [self._of(storage.get(i)).detach().reshape(()) for i in rows]
-        return torch.stack(values).cpu() if values else torch.empty(0)
-
-    def _of(self, row: Any) -> Tensor:
-        value = row.get(self.key, None) if hasattr(row, "get") else None
-        if value is None:
-            raise _lacks(self.key, row)
-        if value.numel() != 1:
-            raise ShapeError(
-                f"key {self.key!r} must hold one number per row, got shape {tuple(value.shape)}"
-            )
-        return value
 
 
 def _lacks(key: NestedKey, rows: Any) -> KeyMismatchError:

@@ -42,18 +42,18 @@ class RowMemmapStorage(RowAccess, LazyMemmapStorage):
 
 
 def lay_out(storage: Storage, row: Any) -> None:
-    """Allocate a memory-mapped storage for rows such as this, as its first write would.
+    """Allocate a storage for rows such as this, as its first write would.
 
     Raises:
         ArgumentError: the disk has no room for all rows.
         Exception: TorchRL's error for such rows. No new file is left then.
     """
-    if not isinstance(storage, LazyMemmapStorage):
-        return
     found = files_of(storage)
     try:
         compat.allocate(storage, row)
-        _reserve(storage)
+        compat.set_last_cursor(storage, 0)  # which a checkpoint of TorchRL needs
+        if isinstance(storage, LazyMemmapStorage):
+            _reserve(storage)
     except BaseException:
         compat.forget_layout(storage)
         remove_but(found, storage)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from tensordict import (
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gfn_rb.arguments import as_count, kind_of, require_choice, require_key, require_kind, shown
+from gfn_rb.arguments import as_count, kind_of, require_key, require_kind, shown
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, length_key, mask_key
 from gfn_rb.numerics.flat import resized
@@ -45,8 +45,6 @@ from gfn_rb.torchrl_compat import (
     new_tensordict,
     set_length,
 )
-
-Layout: TypeAlias = Literal["padded", "jagged", "lazy"]
 
 _LENGTH, _PAGES, _VALUES = "length", "pages", "values"
 _SPARE = 64  # a pool has at least one spare page for so many, or it grows
@@ -190,8 +188,10 @@ class RaggedStorage(EncodedStorage):
 
     Rows are accepted as a lazy stack of rows, with nested tensors (``layout=torch.jagged``), or
     padded with a mask or lengths beside: ``tokens`` [n, T, \\*E] and ``tokens_mask`` [n, T] or
-    ``tokens_length`` [n]. Without either, all rows of the batch have length T. Writers and samplers
-    see padded rows, whatever the layout.
+    ``tokens_length`` [n]. Without either, all rows of the batch have length T. Rows are returned
+    padded: tensors [n, T, \\*E], zeros behind the end of each row, and a mask ``tokens_mask`` [n,
+    T]. T is the highest length in the batch, and on a device the highest length stored so far, so
+    that a draw does not wait for the device.
 
     Args:
         max_size: number of rows.
@@ -199,10 +199,6 @@ class RaggedStorage(EncodedStorage):
             another entry of this dict that has the same length in each row.
         text: entries among ``ragged`` that are strings, stored as UTF-8; their highest length is
             one of bytes. Rows have strings; writers see the bytes.
-        layout: how rows are returned. ``"padded"``: tensors [n, T, \\*E], zeros behind the end of
-            each row, and a mask ``tokens_mask`` [n, T]; T is the highest length in the batch, and
-            on a device the highest length stored so far, so that a draw does not wait for the
-            device. ``"jagged"``: nested tensors. ``"lazy"``: a lazy stack of rows.
         page_size: number of elements in a page; None chooses it by the highest length.
         device: device of the rows.
 
@@ -218,17 +214,14 @@ class RaggedStorage(EncodedStorage):
         ragged: Mapping[NestedKey, int | NestedKey],
         *,
         text: Sequence[NestedKey] = (),
-        layout: Layout = "padded",
         page_size: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         require_kind("ragged", ragged, Mapping)
-        require_choice("layout", layout, ("padded", "jagged", "lazy"))
-        self.layout = layout
         self.page_size = None if page_size is None else as_count("page_size", page_size)
         self._limit, self._groups = _groups(ragged)
         require_kind("text", text, list, lambda value: isinstance(value, tuple))
-        self.text = {unravel_key(name) for name in text}
+        self.text = frozenset(unravel_key(name) for name in text)
         if not self.text <= {*self.ragged}:
             raise ArgumentError(
                 f"text must name entries of ragged, {list(self.ragged)}, got {list(text)}"
@@ -258,7 +251,7 @@ class RaggedStorage(EncodedStorage):
     # Rows that come in.
 
     def padded(self, data: Rows) -> TensorDictBase:
-        """Return rows in the layout ``"padded"``, checked against what is stored.
+        """Return padded rows, checked against what is stored.
 
         Args:
             data: batch size [n]; see the class for what is accepted.
@@ -397,55 +390,32 @@ class RaggedStorage(EncodedStorage):
     # Rows that go out.
 
     def get(self, index: Any) -> Any:
-        """Return rows in the layout of the storage; of a single slot, entries of its length."""
-        return self._laid_out(super().get(index), self.layout)
+        """Return padded rows; of a single slot, entries of its length."""
+        return self._padded(super().get(index), self.text)
 
     def padded_rows(self, index: Any, as_text: bool = False) -> TensorDictBase:
-        """Return rows in the layout ``"padded"``, text in bytes unless asked for as text."""
-        return self._laid_out(super().get(index), "padded", as_text)
+        """Return padded rows, text in bytes unless asked for as text."""
+        return self._padded(super().get(index), self.text if as_text else frozenset())
 
     def blocks(self) -> Iterator[TensorDictBase]:
-        """Yield all rows in use in the layout ``"padded"``, some at a time."""
+        """Yield all rows in use, padded, some at a time."""
         for start in range(0, len(self), _BLOCK):
             yield self.padded_rows(slice(start, min(start + _BLOCK, len(self))))
 
-    def _laid_out(
-        self, columns: TensorDictBase, layout: Layout, as_text: bool = True
-    ) -> TensorDictBase:
-        lengths, text = {}, self.text if as_text else set()
+    def _padded(self, columns: TensorDictBase, text: frozenset[NestedKey]) -> TensorDictBase:
         if columns is all_slots(self):  # which all rows of a full storage are
             columns = columns.copy()
         for key, group in self._groups.items():
             held = columns.get(key)
-            lengths[key] = length = held.get(_LENGTH)
-            table, width = held.get(_PAGES), self._highest[key]
+            length, table, width = held.get(_LENGTH), held.get(_PAGES), self._highest[key]
             if length.is_cpu or not length.ndim:
                 width = int(length.max()) if length.numel() else 0
-            pool = self._pools[key]
             for name in group:
-                value = pool.read(name, table, width)
+                value = self._pools[key].read(name, table, width)
                 columns.set(name, _decoded(value, length) if name in text else value)
-            if layout == "padded" and not text >= {*group}:
+            if not text >= {*group}:
                 columns.set(mask_key(key), _mask(length, width))
-            elif layout == "jagged" and length.ndim:
-                place, offsets = _places(length, width)
-                for name in (each for each in group if each not in text):
-                    flat = columns.get(name).flatten(0, 1).index_select(0, place)
-                    columns.set(name, torch.nested.nested_tensor_from_jagged(flat, offsets))
-        if layout == "lazy" and columns.ndim and len(columns):
-            return self._apart(columns, lengths)
         return columns
-
-    def _apart(
-        self, columns: TensorDictBase, lengths: dict[NestedKey, Tensor]
-    ) -> LazyStackedTensorDict:
-        """Return a lazy stack of padded rows, each cut to its length."""
-        rows = list(columns.clone(False).unbind(0))
-        for key, group in self._groups.items():
-            for row, length in zip(rows, lengths[key].tolist(), strict=True):
-                for name in (each for each in group if each not in self.text):
-                    row.set(name, row.get(name)[:length])
-        return lazy_stack(rows)
 
     # State.
 
@@ -469,7 +439,7 @@ class RaggedStorage(EncodedStorage):
         for rows in self.blocks():
             for key, group in self._groups.items():
                 length = _lengths_of(rows.get(mask_key(key)))
-                place = _places(length, rows.get(key).shape[1])[0]
+                place = _places(length, rows.get(key).shape[1])
                 end = at[key] + len(place)
                 for name in group:
                     values, target = rows.get(name).flatten(0, 1), held[_within(name, _VALUES)]
@@ -498,7 +468,7 @@ class RaggedStorage(EncodedStorage):
                 length = content[_joined(_within(key, _LENGTH))][start:end]
                 rows[length_key(key)] = length
                 width, to = int(length.max()), at[key] + int(length.sum())
-                place = _places(length, width)[0]
+                place = _places(length, width)
                 for name in group:
                     values = content[_joined(_within(name, _VALUES))][at[key] : to]
                     flat = values.new_zeros((len(length) * width, *values.shape[1:]))
@@ -708,15 +678,12 @@ def _mask(length: Int[Tensor, "*n"], width: int) -> Bool[Tensor, "*n {width}"]:
     return torch.arange(width, dtype=torch.int32, device=length.device) < length[..., None].int()
 
 
-def _places(
-    length: Int[Tensor, "n"], width: int
-) -> tuple[Int64[Tensor, "total"], Int64[Tensor, "n+1"]]:
-    """Return where the elements of rows are in padded rows, flat, and where each row begins."""
+def _places(length: Int[Tensor, "n"], width: int) -> Int64[Tensor, "total"]:
+    """Return where the elements of rows are in padded rows, flat."""
     length = length.to(torch.int64)
-    offsets = F.pad(length.cumsum(0), (1, 0))
-    shift = torch.arange(len(length), device=length.device) * width - offsets[:-1]
+    shift = torch.arange(len(length)) * width - (length.cumsum(0) - length)
     place = shift.repeat_interleave(length)
-    return place + torch.arange(len(place), device=length.device), offsets
+    return place + torch.arange(len(place))
 
 
 def _tree(entries: Mapping[NestedKey, Tensor], batch_size: torch.Size) -> TensorDict:

@@ -23,10 +23,10 @@ from multiprocessing.reduction import DupFd
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from tensordict import LazyStackedTensorDict, MemoryMappedTensor
+from tensordict import MemoryMappedTensor
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
@@ -111,42 +111,28 @@ class _Step:
         """Put back everything."""
         storage = self._storage
         for slot, (rows, beside) in reversed(self._records):
-            if isinstance(storage, ListStorage):
-                storage.set(slot.tolist(), rows)
-            elif isinstance(storage, EncodedStorage):
+            if isinstance(storage, EncodedStorage):
                 storage.write(slot, rows)
-            elif (leaves := self._leaves()) is None:
-                compat.all_slots(storage)[slot] = rows
             else:
-                for leaf, row in zip(leaves, rows, strict=True):
+                for leaf, row in zip(self._leaves(), rows, strict=True):
                     leaf.index_copy_(0, slot.to(leaf.device, non_blocking=True), row)
             for tensor, row in zip(self._beside(), beside, strict=True):
                 tensor.index_copy_(0, slot.to(tensor.device, non_blocking=True), row)
-        if not self._is_laid_out and not isinstance(storage, ListStorage):
+        if not self._is_laid_out:
             compat.forget_layout(storage)
         compat.set_length(storage, self._length)
         compat.set_last_cursor(storage, self._cursor)
 
     def _rows(self, slot: Int64[Tensor, "k"]) -> Any:
-        if isinstance(self._storage, ListStorage):
-            return [self._storage.get(i) for i in slot.tolist()]
         if isinstance(self._storage, EncodedStorage):
             return self._storage.padded_rows(slot)
-        leaves = self._leaves()
-        if leaves is None:
-            return compat.all_slots(self._storage)[slot].clone()
-        return [leaf.index_select(0, slot.to(leaf.device, non_blocking=True)) for leaf in leaves]
+        return [
+            leaf.index_select(0, slot.to(leaf.device, non_blocking=True)) for leaf in self._leaves()
+        ]
 
-    def _leaves(self) -> list[Tensor] | None:
-        """Return the columns of the storage; None if it also holds words or other objects."""
+    def _leaves(self) -> list[Tensor]:
         stored = compat.all_slots(self._storage)
-        # Rows may be stacks themselves, of members that differ in shape.
-        is_stack = isinstance(stored, LazyStackedTensorDict) and stored.stack_dim
-        parts = stored.tensordicts if is_stack else [stored]
-        leaves = [leaf for part in parts for leaf in compat.leaves_of(part)]
-        if not all(isinstance(leaf, Tensor) for leaf in leaves):
-            return None
-        return [leaf.as_subclass(Tensor) for leaf in leaves]
+        return [leaf.as_subclass(Tensor) for leaf in compat.leaves_of(stored)]
 
     def _beside(self) -> list[Tensor]:
         stamps = compat.slot_generations(self._storage)
@@ -323,7 +309,7 @@ def share_writes(storage: Storage, writer: SlotState) -> bool:
     """Have the buffers on a storage that are ``shared`` outlive processes that die."""
     _PROCESSES.setdefault(storage, os.getpid())
     shared = [rb for rb in compat.attached_buffers(storage) if rb.shared]
-    if shared and not isinstance(storage, ListStorage):
+    if shared:
         len(storage)  # or it would make its counter later
         lock = lock_of(storage)
         if lock is None:
@@ -411,7 +397,7 @@ os.register_at_fork(after_in_child=_release_locks)
 
 def _check_shared(storage: Storage, writer: SlotState | None) -> None:
     """Raise unless a forked process writes to the memory of its parent."""
-    if not isinstance(storage, ListStorage) and not _is_shared(storage, writer):
+    if not _is_shared(storage, writer):
         raise ArgumentError(
             f"storage must lie in memory that a forked process shares, got a "
             f"{type(storage).__name__} that does not: use a LazyMemmapStorage that holds a row "

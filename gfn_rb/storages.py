@@ -1,10 +1,4 @@
-"""Access to tensor storages and to lists of rows alike.
-
-A tensor storage holds each key as one tensor. A list storage (``ListStorage``,
-``LazyStackStorage``, ``CompressedListStorage``) holds its rows one by one, of any shapes and
-perhaps without bound. It is read and written row by row, and each row that is written raises its
-mutation revision by one.
-"""
+"""Storages of rows as columns: each entry of all rows is one tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from tensordict import MemoryMappedTensor, NestedKey, TensorDict, TensorDictBase, lazy_stack
+from tensordict import MemoryMappedTensor, NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torch.compiler import is_compiling
 from torchrl.data.replay_buffers.storages import (
@@ -31,7 +25,6 @@ from gfn_rb.shapes import Int64, Rows
 
 _TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")
-_FEWEST_SLOTS = 1024  # allocated for a list storage at first
 
 
 RowEntry: TypeAlias = tuple[Any, torch.dtype | None]  # shape in a row, no dtype where no tensor
@@ -59,17 +52,22 @@ def require_same_entries(
     )
 
 
+def require_columns(storage: Storage) -> None:
+    """Raise unless a storage holds each entry of all rows as one tensor."""
+    if not isinstance(storage, TensorStorage):
+        raise ShapeError(
+            f"storage must hold columns of tensors, as a TensorStorage does, got a "
+            f"{type(storage).__name__}: a RaggedStorage holds rows of several lengths and text"
+        )
+
+
 def require_rows(storage: Storage) -> None:
-    """Raise unless a storage has one slot per item."""
+    """Raise unless a storage holds columns and has one slot per item."""
+    require_columns(storage)
     if storage.ndim != 1:
         raise ShapeError(
             f"storage must have ndim=1, got ndim={storage.ndim}: a slot would hold several items, "
             "each with a key of its own"
-        )
-    if not isinstance(storage, (TensorStorage, ListStorage)):
-        raise ShapeError(
-            f"storage must be a TensorStorage or a ListStorage, got {type(storage).__name__}: its "
-            "rows are not in this process"
         )
 
 
@@ -81,17 +79,10 @@ def open_shared(storage: Storage) -> None:
 
 def is_laid_out(storage: Storage) -> bool:
     """Return whether rows can be written over others; a shared storage is opened for that."""
-    if getattr(storage, "initialized", True):  # a list lays nothing out
+    if getattr(storage, "initialized", True):
         return True
     open_shared(storage)
     return bool(storage.initialized)
-
-
-def slots_to_allocate(storage: Storage, n: int) -> int:
-    """Return for how many slots of a storage to allocate memory; a list may grow, in doublings."""
-    if not isinstance(storage, ListStorage):
-        return int(storage.max_size)
-    return min(int(storage.max_size), max(_FEWEST_SLOTS, 1 << (n - 1).bit_length()))
 
 
 def storage_device(storage: Storage) -> torch.device | None:
@@ -112,11 +103,6 @@ def staged(rows: TensorDictBase, device: torch.device) -> TensorDictBase:
 
 def stored_rows(storage: Storage) -> Rows:
     """Return all rows in use as one batch, without a copy."""
-    if isinstance(storage, ListStorage):
-        rows = [storage.get(i) for i in range(len(storage))]
-        if len({row.device for row in rows}) > 1:  # loaded ones know none
-            rows = [row.clone(False).clear_device_() for row in rows]
-        return lazy_stack(rows)
     return compat.all_slots(storage)[: len(storage)]
 
 

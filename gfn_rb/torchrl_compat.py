@@ -37,7 +37,6 @@ _R = TypeVar("_R")
 _REMAINING_BATCHES = "_remaining_batches"
 _SLOT_GENERATIONS = "_slot_generations"
 UNKNOWN_GENERATION = -2  # of a row that nobody remembers drawing; -1 is of one never written
-_FEW = 1024  # stamps to begin with, where there is no telling how many it takes
 
 
 # torch.
@@ -281,27 +280,19 @@ def slot_generations(storage: Storage) -> Any:
     return vars(storage).get(_SLOT_GENERATIONS)
 
 
-def track_slot_generations(storage: Storage) -> Tensor:
+def track_slot_generations(storage: TensorStorage) -> Tensor:
     """Return the stamps of a storage's slots, made if need be (``_slot_generations``).
 
-    All writers raise them from then on. Processes share those of tensor storages. Of other
-    storages, which may be unbounded, there are as many as it takes.
+    All writers raise them from then on. Processes share them.
     """
     stamps: Tensor | None = slot_generations(storage)
-    n_known = 0 if stamps is None else stamps.shape[0]
-    is_fixed = isinstance(storage, TensorStorage)
-    if stamps is not None and (is_fixed or n_known >= len(storage)):
-        return stamps
-    n = storage.max_size if is_fixed else min(storage.max_size, 2 * len(storage) + _FEW)
-    device = getattr(storage, "device", None)
-    grown = torch.full((n,), -1, dtype=torch.int64, device=None if device == "auto" else device)
-    grown[: len(storage)] = 0
-    if stamps is not None:
-        grown[:n_known] = stamps
-    elif is_fixed:
-        grown.share_memory_()
-    setattr(storage, _SLOT_GENERATIONS, grown)
-    return grown
+    if stamps is None:
+        device = None if storage.device == "auto" else storage.device
+        stamps = torch.full((storage.max_size,), -1, dtype=torch.int64, device=device)
+        stamps[: len(storage)] = 0
+        stamps.share_memory_()
+        setattr(storage, _SLOT_GENERATIONS, stamps)
+    return stamps
 
 
 def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> None:
@@ -315,13 +306,10 @@ def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> Non
 
 def raised_generations(storage: Storage, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return stamps, slots and their raised values; nothing without any (``_slot_generations``)."""
-    known: Tensor | None = vars(storage).get(_SLOT_GENERATIONS)
-    if known is None:
+    stamps: Tensor | None = vars(storage).get(_SLOT_GENERATIONS)
+    if stamps is None:
         return []
-    stamps = track_slot_generations(storage)
     index = index.to(stamps.device)
-    if stamps.shape[0] > known.shape[0]:
-        index = index[index < known.shape[0]]  # the others are stamped as they were made
     return [(stamps, index, stamps.index_select(0, index) + 1)]
 
 

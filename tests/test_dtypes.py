@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import (
     FIFOWriter,
@@ -28,7 +28,6 @@ DENSE = {name: dtype for name, dtype in sorted(NAMES.items()) if not name.starts
 STORAGES = {
     "tensors": LazyTensorStorage,
     "files": LazyMemmapStorage,
-    "list": ListStorage,
     "ragged": lambda n: RaggedStorage(n, {"x": 16}),
 }
 KEPT = [name for name, dtype in DENSE.items() if dtype in DTYPES]

@@ -27,8 +27,8 @@ from gfn_rb.errors import ArgumentError, ShapeError
 TEXTS = ["C1CCCCC1", "", "n\u00e4ive \U0001f600", "C", "C"]
 
 
-def storage(layout="padded", **options):
-    return RaggedStorage(8, {"smiles": 30, "tokens": 9}, text=["smiles"], layout=layout, **options)
+def storage(**options):
+    return RaggedStorage(8, {"smiles": 30, "tokens": 9}, text=["smiles"], **options)
 
 
 def rows(texts=TEXTS):
@@ -44,9 +44,8 @@ def texts_of(rb):
     return [*rb[:]["smiles"]]
 
 
-@pytest.mark.parametrize("layout", ["padded", "jagged", "lazy"])
-def test_strings_come_back(layout) -> None:
-    rb = fifo_buffer(8, storage=storage(layout))
+def test_strings_come_back() -> None:
+    rb = fifo_buffer(8, storage=storage())
     rb.extend(rows())
     assert texts_of(rb) == TEXTS
     assert rb[2]["smiles"] == TEXTS[2]
@@ -97,7 +96,7 @@ def test_messages_hold_bytes_that_another_storage_takes() -> None:
 
 
 def test_merged_buffers_draw_text() -> None:
-    made = [fifo_buffer(8, storage=storage("lazy")) for _ in range(2)]
+    made = [fifo_buffer(8, storage=storage()) for _ in range(2)]
     for each in made:
         each.extend(rows())
     assert {*MergedReplayBuffer(*made).sample(40)["smiles"]} <= {*TEXTS}

@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.sample_units import SampleUnit
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
-from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.column import KeyColumn
@@ -42,13 +42,8 @@ class DrawLimit(SampleUnit):
         # By thread, the batch that was counted last, and the revision of the storage.
         self._counted: dict[int, tuple[Int64[Tensor, "n"], int]] = {}
 
-    def use(self, sampler: Sampler, storage: Storage) -> None:
+    def use(self, sampler: Sampler) -> None:
         """Take the sampler of the buffer, which must draw single rows of known probability."""
-        if isinstance(storage, ListStorage):
-            raise ArgumentError(
-                f"storage must hold columns beside max_draws={self.max_draws}, in which draws are "
-                f"counted, got a {type(storage).__name__}"
-            )
         known = KeySampler, RandomSampler, SamplerWithoutReplacement
         if isinstance(sampler, GroupSampler) or not isinstance(sampler, known):
             raise ArgumentError(

@@ -37,8 +37,7 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
     ``sample(n)`` draws row by row and returns a flat batch of exactly n rows, in the order of
     the draws. A ``ReplayBufferEnsemble`` instead draws k members and the same number of rows from
     each. Empty members are skipped. Trajectories are padded to the longest one in the batch, and
-    so are padded rows of a ``RaggedStorage``. If a member returns lazy stacks or nested tensors,
-    the batch is a lazy stack of rows.
+    so are rows of a ``RaggedStorage``.
 
     Each row has ``buffer_id``, the number of its member, ``index``, its slot in that member, and
     ``draw_log_prob``, the log-probability of its draw if that is defined. Rows have the type of the

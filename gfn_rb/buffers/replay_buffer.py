@@ -13,9 +13,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
-from gfn_rb.arguments import KeepsArguments, as_count, kind_of
+from gfn_rb.arguments import KeepsArguments, as_count, kind_of, require_kind
 from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
@@ -29,7 +29,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import is_laid_out, storage_device
+from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
 from gfn_rb.torchrl_compat import (
     clear_prefetched,
     empty_part,
@@ -41,6 +41,7 @@ from gfn_rb.torchrl_compat import (
 if TYPE_CHECKING:
     from gfn_rb.buffers.draw_limit import DrawLimit
 
+_ROWS = 1000  # of the storage, unless one is given
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
@@ -272,7 +273,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             again. Excludes ``prefetch``, ``sample_unit`` and :class:`~gfn_rb.GroupSampler`.
         **options: other options of a ``TensorDictReplayBuffer``, of which
             :class:`~gfn_rb.buffers.BufferOptions` has most. Default of ``storage``: a
-            ``ListStorage`` of 1,000 rows.
+            :class:`~gfn_rb.RowTensorStorage` of 1,000 rows.
 
     Attributes:
         counts_rows: whether rows are counted.
@@ -281,8 +282,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     Raises:
         ArgumentError: ``prefetch`` is set beside a rate limiter or ``max_draws``, ``max_age`` or
             ``max_draws`` is too low, the writer has no ``remove`` beside one of them, as
-            :class:`~gfn_rb.RewardPrioritizedWriter` has, or beside ``max_draws`` the sampler does
-            not draw single rows or the storage is a list of rows.
+            :class:`~gfn_rb.RewardPrioritizedWriter` has, or the sampler does not draw single rows
+            beside ``max_draws``.
     """
 
     def __init__(
@@ -315,14 +316,17 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             from gfn_rb.buffers.draw_limit import DrawLimit  # which few programs need
 
             options["sample_unit"] = self.draw_limit = DrawLimit(self.max_draws)
-        super().__init__(**options)
+        storage = options.pop("storage", None)
+        storage = RowTensorStorage(_ROWS) if storage is None else storage
+        require_kind("storage", storage, TensorStorage, callable)
+        super().__init__(storage=storage, **options)
         for name, limit in (("max_age", max_age), ("max_draws", max_draws)):
             if limit is not None and not hasattr(self.writer, "remove"):
                 raise ArgumentError(
                     f"writer must be able to remove rows for {name}={limit}, got {self.writer!r}"
                 )
         if self.draw_limit is not None:
-            self.draw_limit.use(self.sampler, self.storage)
+            self.draw_limit.use(self.sampler)
         self.statistics = ReplayStatistics(storage_device(self.storage), max_draws is not None)
         if self.counts_rows:
             self.insert_transform(0, self.statistics)
@@ -522,7 +526,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler, and return the former one."""
         if self.draw_limit is not None:
-            self.draw_limit.use(sampler, self.storage)
+            self.draw_limit.use(sampler)
         return super().set_sampler(sampler)
 
     def set_storage(
@@ -534,8 +538,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             storage: the new storage.
             collate_fn: callable that turns stored rows into a batch. Default: that of the storage.
         """
-        if self.draw_limit is not None:
-            self.draw_limit.use(self.sampler, storage)
         with replay_lock(self), write_lock(self):
             former = super().set_storage(storage, collate_fn)
             empty_part(self.writer)  # of the former rows, to which TorchRL's would go on writing

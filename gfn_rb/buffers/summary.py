@@ -9,17 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NestedKey,
-    TensorDictBase,
-    is_leaf_nontensor,
-    lazy_stack,
-)
+from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.samplers import RandomSampler
-from torchrl.data.replay_buffers.storages import ListStorage
 
 from gfn_rb import keys
 from gfn_rb.arguments import kind_of, shown
@@ -337,12 +330,8 @@ def _log_probs(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
 def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     """Return stored rows as they were added; rows of several lengths are padded."""
     storage = rb.storage
-    if isinstance(storage, ListStorage):
-        rows = lazy_stack([storage.get(i) for i in index.tolist()])
-    elif isinstance(storage, EncodedStorage):
-        rows = storage.padded_rows(index, as_text=True)
-    else:
-        rows = storage.get(index)
+    is_encoded = isinstance(storage, EncodedStorage)
+    rows = storage.padded_rows(index, as_text=True) if is_encoded else storage.get(index)
     if getattr(rb, "draw_limit", None) is not None:  # or the entry is the user's
         rows = rows.exclude(keys.N_DRAWS)
     compact = compact_rows_of(rb)
@@ -382,10 +371,6 @@ def _objects(
 
 def _entry(rows: TensorDictBase, name: NestedKey) -> Any:
     """Return an entry as a tensor, or as a list where rows hold text or differ in shape."""
-    if isinstance(rows, LazyStackedTensorDict):
-        listed = [row.get(name) for row in rows.unbind(0)]
-        if len({getattr(each, "shape", None) for each in listed}) > 1:
-            return listed
     value = rows.get(name)
     return value if isinstance(value, Tensor) else [getattr(each, "data", each) for each in value]
 

@@ -17,6 +17,7 @@ from tensordict import (
     NonTensorData,
     NonTensorStack,
     TensorDictBase,
+    is_leaf_nontensor,
     is_tensor_collection,
 )
 from torch import Tensor
@@ -31,7 +32,6 @@ from gfn_rb.codec.values import Rows
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.memmaps import lay_out
 from gfn_rb.storages import EncodedStorage
-from gfn_rb.writers.rows import tensors_of
 
 Path = tuple[Any, ...]
 
@@ -83,7 +83,8 @@ def stored_rows(storage: Storage) -> Any:
     if isinstance(storage, EncodedStorage):
         return storage.content()
     rows = _indexed(compat.all_slots(storage), slice(compat.outer_length(storage)))
-    if isinstance(rows, TensorDictBase) and tensors_of(rows) is None:
+    leaves = rows.values(True, True, is_leaf_nontensor) if isinstance(rows, TensorDictBase) else ()
+    if not all(isinstance(each, Tensor) for each in leaves):
         raise CheckpointError(
             f"cannot save rows: a {type(storage).__name__} holds text or other objects, expected "
             "tensors: a LazyStackStorage or a ListStorage with text can be saved"

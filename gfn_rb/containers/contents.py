@@ -1,4 +1,4 @@
-"""Identity of entries that differ in length: ragged tensors, strings and bytes.
+"""Identity of entries that differ in length: ragged tensors and strings.
 
 Each content becomes a BLAKE2b hash of 128 bits (RFC 7693), as two integers. No two contents of one
 hash are known or can be made, so that equal hashes are taken for equal contents.
@@ -42,7 +42,7 @@ def content_columns(
 
     Raises:
         KeyMismatchError: a row lacks the key.
-        ArgumentError: an entry is neither a tensor, nor a string, nor bytes.
+        ArgumentError: an entry is neither a tensor nor a string.
     """
     if not data.shape[0]:
         return torch.empty((0, 2), dtype=torch.int64)
@@ -64,14 +64,12 @@ def content_columns(
 
 
 def _text(name: str, key: NestedKey, content: Any) -> bytes:
-    """Return the bytes of a string or of bytes, which differ."""
+    """Return a string as its bytes in UTF-8 are compared, which a storage may hold."""
     content = content.data if is_non_tensor(content) else content
     if isinstance(content, str):
-        return b"s" + content.encode(errors="surrogatepass")
-    if isinstance(content, bytes):
-        return b"b" + content
+        return np.frombuffer(content.encode(), np.uint8).astype(np.int64).tobytes()
     raise ArgumentError(
-        f"{name} must name entries of tensors, strings or bytes, got in {key!r} {kind_of(content)}"
+        f"{name} must name entries of tensors or strings, got in {key!r} {kind_of(content)}"
     )
 
 

@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NestedKey,
-    TensorDict,
-    TensorDictBase,
-    is_leaf_nontensor,
-    lazy_stack,
-)
+from tensordict import NestedKey, NonTensorStack, TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 
 from gfn_rb import keys
@@ -158,35 +151,29 @@ def merged_rows(
 ) -> TensorDictBase:
     """Return one batch of the rows of several, each at its place in ``order``; see `padded_alike`.
 
-    Masks that differ in width, and entries as wide as they are, are padded with zeros. The result
-    is a lazy stack of rows if a batch is one or holds nested tensors.
+    Masks that differ in width, and entries as wide as they are, are padded with zeros.
     """
-    if any(_is_ragged(batch) for batch in batches):
-        listed = [batch.unbind(0) for batch in batches]
-        firsts = [dict(rows[0].items(True, True, is_leaf=is_leaf_nontensor)) for rows in listed]
-        require_alike(firsts, members, in_shape=False)
-        apart = [row for rows in listed for row in rows]
-        return lazy_stack([apart[i] for i in order.argsort().tolist()])
     if len(batches) == 1:
         return batches[0]
     batches = padded_alike(batches)
     entries = [dict(batch.items(True, True, is_leaf=is_leaf_nontensor)) for batch in batches]
-    are_tensors = all(isinstance(value, Tensor) for value in entries[0].values())  # not words
-    if are_tensors:
-        _pad(entries)
+    _pad(entries)
     require_alike(entries, members)
-    if not are_tensors:
-        return torch.cat([*batches])[order.argsort()]
-    plain: dict[str, Tensor] = {}
-    nested: dict[NestedKey, Tensor] = {}
-    order = order.to(next(iter(entries[0].values())).device, non_blocking=True)
+    plain: dict[str, Any] = {}
+    nested: dict[NestedKey, Any] = {}
+    device = next(each.device for each in entries[0].values() if isinstance(each, Tensor))
+    order = order.to(device, non_blocking=True)
     places = order.split([len(batch) for batch in batches])
     for key, first in entries[0].items():
+        into = plain if isinstance(key, str) else nested
+        if not isinstance(first, Tensor):  # text of a RaggedStorage
+            listed = [text for each in entries for text in each[key].tolist()]
+            into[key] = NonTensorStack.from_list([listed[i] for i in order.argsort().tolist()])
+            continue
         # Each value is copied once; concatenated and sorted it would be twice.
-        column = first.new_empty((len(order), *first.shape[1:]))
+        into[key] = column = first.new_empty((len(order), *first.shape[1:]))
         for each, place in zip(entries, places, strict=True):
             column.index_copy_(0, place, each[key])
-        (plain if isinstance(key, str) else nested)[key] = column
     return new_tensordict(plain, order.shape, batches[0].device).update(nested)
 
 
@@ -209,20 +196,12 @@ def _widths(entries: Sequence[dict[NestedKey, Any]], name: NestedKey) -> list[in
     return widths if len(widths) == len(entries) else None
 
 
-def _is_ragged(batch: TensorDictBase) -> bool:
-    """Return whether rows of a batch may differ in shape."""
-    if isinstance(batch, LazyStackedTensorDict):
-        return True
-    return any(value.is_nested for value in batch.values(True, True))
-
-
 def require_alike(
     entries: Sequence[dict[NestedKey, Any]],
     members: Sequence[int],
-    in_shape: bool = True,
     what: str = "members",
 ) -> None:
-    """Raise unless all rows have the same keys and dtypes, and perhaps devices and shapes."""
+    """Raise unless all rows have the same keys, dtypes, devices and shapes."""
     first = entries[0]
     for other, member in zip(entries[1:], members[1:], strict=True):
         if other.keys() != first.keys():
@@ -239,9 +218,9 @@ def require_alike(
                 raise ShapeError(f"{differ}{one_dtype} and {dtype}")
             if dtype is None:
                 continue
-            if in_shape and one.device != value.device:
+            if one.device != value.device:
                 raise ArgumentError(f"{differ}on {one.device} and {value.device}")
-            if in_shape and one.shape[1:] != value.shape[1:]:
+            if one.shape[1:] != value.shape[1:]:
                 shapes = f"{list(one.shape[1:])} and {list(value.shape[1:])}"
                 raise ShapeError(f"{differ}rows of shape {shapes}")
 

@@ -177,7 +177,7 @@ def _features(
         read = Features(own)
     if read is not None:
         found = [
-            (at, read.of(stored.whole_rows(rb, slot)))
+            (at, read(stored.whole_rows(rb, slot)))
             for rb, at, slot in stored.slots_of(members, row)
         ]
         at, x = (torch.cat(each) for each in zip(*found, strict=True))

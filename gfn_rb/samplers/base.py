@@ -27,7 +27,6 @@ from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.weighted_rows import WeightedRows, weighted_rows
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.state_folder import StateInFolder
-from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]
@@ -101,7 +100,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         self.replacement = replacement
         self._column: Any = KeyColumn(key) if column is None else column
         self._distribution: Distribution | None = None
-        self._slots = 0  # of the distribution; beside a list of rows it has to grow
+        self._slots = 0  # of the storage that the distribution is of
 
     def _make_distribution(self, capacity: int, like: Tensor) -> Distribution:
         """Return an empty distribution over that many rows, for numbers such as those."""
@@ -206,8 +205,8 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
             require_device_of(self._rng, values.device)
         if not values.is_floating_point():
             values = values.to(torch.float64)
-        if distribution is None or values.shape[0] > self._slots:
-            self._slots, rows = slots_to_allocate(storage, values.shape[0]), None
+        if distribution is None or storage.max_size > self._slots:
+            self._slots, rows = storage.max_size, None
             distribution = self._distribution = self._make_distribution(self._slots, values)
         if rows is None or not values.is_cpu:
             is_sound = distribution.assign(self._log_weights(storage, values, None))

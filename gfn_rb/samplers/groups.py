@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import NestedKey, lazy_stack
+from tensordict import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -21,7 +21,6 @@ from gfn_rb.numerics.near.groups import Groups
 from gfn_rb.numerics.weighted_rows import gumbel_of
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.shapes import Bool, Float64, Int64
-from gfn_rb.storages import slots_to_allocate
 from gfn_rb.torchrl_compat import DrawInfo, outside_graph
 from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
 
@@ -258,18 +257,16 @@ class GroupSampler(KeySampler):
     def _follow(self, storage: Storage) -> Weights:
         groups, stored = self._groups, len(storage)
         rows = None if groups is None else self._column.changed(storage)
-        if groups is None or rows is None or not groups.length <= stored <= groups.capacity:
+        if groups is None or rows is None or stored < groups.length:
             self._column.changed(storage)
             self._synced.features.register_storage(storage)
             columns = self._synced.read_stored(storage)
-            groups = self._groups = Groups(slots_to_allocate(storage, stored), columns)
+            groups = self._groups = Groups(storage.max_size, columns)
             groups.assign(columns)
             number = np.arange(len(groups.size))
         elif rows.shape[0]:
             rows, groups.changed = rows.unique(), []
-            written = storage.get(rows)
-            written = lazy_stack(written) if isinstance(written, list) else written
-            columns = self._synced.read(written)
+            columns = self._synced.read(storage.get(rows))
             groups.write(rows, groups.prepare(columns), stored)
             number = np.unique(np.concatenate(groups.changed))
         else:

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn, RowChanges
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.sharing import journal_of, record_slots
 from gfn_rb.state_folder import require_numbers
-from gfn_rb.storages import require_rows, slots_to_allocate, storage_device
+from gfn_rb.storages import require_rows, storage_device
 from gfn_rb.torchrl_compat import slot_generations
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
@@ -154,14 +154,14 @@ class HeldPriorities:
             known = self._known if self._priority is None else self._priority[:-1]
             _check_size(known, storage.max_size)
             self._storage = storage
-            n, device = slots_to_allocate(storage, len(storage)), storage_device(storage)
+            n, device = storage.max_size, storage_device(storage)
             self._priority = torch.full((n + 1,), math.nan, dtype=torch.float64, device=device)
             self._priority[: len(known)] = known
         return self._priority
 
     def _follow_others(self, storage: Storage) -> None:
         """Give rows that another process has written the largest priority."""
-        if (stamps := _generations(storage)) is None:
+        if (stamps := slot_generations(storage)) is None:
             return
         if self._generation is not None:
             others = (stamps != self._generation).nonzero().reshape(-1)
@@ -172,15 +172,11 @@ class HeldPriorities:
 
     def __getstate__(self) -> dict[str, Any]:
         """Follow what others write from now on: it is about to be shared with them."""
-        stamps = _generations(self._storage)
+        stamps = None if self._storage is None else slot_generations(self._storage)
         self._is_shared = True
         if self._generation is None and stamps is not None:
             self._generation = stamps.clone()
         return {**self.__dict__, "_storage": None}
-
-
-def _generations(storage: Storage | None) -> Tensor | None:
-    return None if isinstance(storage, ListStorage | None) else slot_generations(storage)
 
 
 def _check_size(known: Float64[Tensor, "n"], slots: int) -> None:

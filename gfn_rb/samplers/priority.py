@@ -174,14 +174,10 @@ class PrioritySampler(KeySampler):
         log_excess = log_weight.sub_(lowest)
         info[PRIORITY_WEIGHT] = log_excess.mul_(-self.beta).exp_().float()
         # Others may have the slots of these rows when their priorities come.
-        stamps, drawn = compat.attach_generations(index, storage), self._drawn
-        slots = compat.slot_generations(storage)
-        if drawn is None or drawn.shape[0] < slots.shape[0]:
-            drawn = torch.full_like(slots, compat.UNKNOWN_GENERATION)
-            if self._drawn is not None:
-                drawn[: self._drawn.shape[0]] = self._drawn
-            self._drawn = drawn
-        drawn.index_copy_(0, index, stamps)
+        stamps, slots = compat.attach_generations(index, storage), compat.slot_generations(storage)
+        if self._drawn is None or self._drawn.shape != slots.shape:  # of a former storage
+            self._drawn = torch.full_like(slots, compat.UNKNOWN_GENERATION)
+        self._drawn.index_copy_(0, index, stamps)
         return info
 
     # Priorities.

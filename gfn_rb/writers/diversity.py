@@ -28,7 +28,6 @@ from gfn_rb.numerics.near.neighbours import (
     near_index,
 )
 from gfn_rb.shapes import Float64, Int64, Rows
-from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Evict, Tie
 from gfn_rb.writers.features import Features, SyncedIndex, Unique
 from gfn_rb.writers.reward import Prepared, RewardPrioritizedWriter, Written
@@ -162,7 +161,7 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     def _offer(self, data: Rows, key: Tensor, rows: list[Tensor]) -> Written:
         storage, order, limit = self._storage, self._order, self._limit
-        is_full = length_of(storage) == storage.max_size
+        is_full = self._stored == storage.max_size
         if self.cutoff_distance < 0 or (self.when == "full" and not is_full):
             if limit is not None:
                 return self._offer_groups(data, key, limit, rows)
@@ -223,7 +222,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         rows: list[Tensor],
     ) -> Written:
         """Cut what was chosen, from the best to the worst, to the capacity, and write it."""
-        stored, order = length_of(self._storage), self._order
+        stored, order = self._stored, self._order
         known: list[Prepared] = []
         free = self._storage.max_size - stored + len(removed)
         place = np.arange(len(chosen))

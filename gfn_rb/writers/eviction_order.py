@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn, Version
 from gfn_rb.kernels.order import Order
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
-from gfn_rb.storages import is_laid_out, slots_to_allocate
+from gfn_rb.storages import is_laid_out
 from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
 from gfn_rb.writers.rows import check_number, relocate
 
@@ -93,21 +93,10 @@ class EvictionOrder:
     def ranks(self, storage: Storage) -> Int64[Tensor, "N"]:
         """Return what decides between equal keys, of every slot."""
         if self._rank is None:
-            self.make_room(storage, len(storage))
-        assert self._rank is not None
+            self._rank = torch.full((storage.max_size,), _UNKNOWN_RANK)
+            if self._counters.is_shared():
+                self._rank.share_memory_()
         return self._rank
-
-    def make_room(self, storage: Storage, n: int) -> None:
-        """Lay out as many slots as there are, or for a list of rows, as are needed."""
-        known = self._rank
-        if known is not None and (not isinstance(storage, ListStorage) or n <= len(known)):
-            return
-        self._rank = torch.full((slots_to_allocate(storage, n),), _UNKNOWN_RANK)
-        if self._counters.is_shared():
-            self._rank.share_memory_()
-        if known is not None:
-            self._rank[: len(known)] = known
-        self.order = None
 
     def signed(self, key: Shaped[Tensor, "m"]) -> Float[Tensor, "m"]:
         """Return keys as floats, of which those to keep are the largest."""
@@ -121,8 +110,6 @@ class EvictionOrder:
 
     def sync(self, storage: Storage) -> Order:
         """Return the order, brought up to date if the storage changed since."""
-        if self._rank is None or isinstance(storage, ListStorage):
-            self.make_room(storage, len(storage))
         if self.order is None:
             self.order, self.version = Order(len(self.ranks(storage))), None
         order: Order = self.order
@@ -270,9 +257,7 @@ class EvictionOrder:
 
     def restore(self, storage: Storage, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned. Keys are read from the storage when needed."""
-        rank = state["rank"]
-        self.make_room(storage, len(rank))
-        known = self.ranks(storage)
+        rank, known = state["rank"], self.ranks(storage)
         known[: len(rank)] = rank
         known[len(rank) :] = _UNKNOWN_RANK
         self._counters.numpy()[:] = state["offered"], state["written"]

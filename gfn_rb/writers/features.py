@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
-from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import kind_of, require_key
 from gfn_rb.column import Version
@@ -19,7 +19,7 @@ from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, N_DRAWS, NEXT, N
 from gfn_rb.numerics.flat import equal_bits, flat_rows
 from gfn_rb.numerics.near.index import SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.storages import EncodedStorage, slots_to_allocate, stored_rows
+from gfn_rb.storages import EncodedStorage, stored_rows
 from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Moves
 
@@ -53,26 +53,6 @@ class Features:
     def register_storage(self, storage: Storage) -> None:
         """Note in which storage the items are kept."""
 
-    def of(self, data: Rows) -> Shaped[Tensor, "n d"]:
-        """Return one row per item, where these may differ in shape."""
-        if not isinstance(data, LazyStackedTensorDict):
-            return self(data)
-        parts = self._parts(data)
-        widths = {part.shape[1] for part in parts}
-        if len(widths) > 1:
-            raise ShapeError(
-                f"items must have equally many features, got {min(widths)} to {max(widths)}"
-            )
-        return torch.cat(parts)
-
-    def _parts(self, data: LazyStackedTensorDict) -> list[Tensor]:
-        """Return the numbers of all items, apart where these differ in shape."""
-        each = list(data.unbind(0))
-        dense = LazyStackedTensorDict.maybe_dense_stack(each)
-        if not isinstance(dense, LazyStackedTensorDict):
-            return [self(dense)]
-        return [self(row.unsqueeze(0)) for row in each]
-
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry."""
         read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
@@ -105,12 +85,10 @@ class ObjectColumns(Features):
             )
         super().__init__(source if callable(source) else None)
         self._read, self._name = keys, name
-        self._is_list = False
         self._ragged: dict[NestedKey, NestedKey] = {}  # of entries that differ in length
 
     def register_storage(self, storage: Storage) -> None:
-        """Note in which storage the items are kept: in a list, all entries may differ in length."""
-        self._is_list = isinstance(storage, ListStorage)
+        """Note which entries of the items may differ in length."""
         self._ragged = storage.ragged if isinstance(storage, EncodedStorage) else {}
 
     def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
@@ -123,27 +101,20 @@ class ObjectColumns(Features):
         if STATE in self._ragged:
             keys = [STATE, CONDITION] if CONDITION in set(data.keys()) else [STATE]
             return torch.cat([self._columns(data, key) for key in keys], 1)
-        columns = object_columns(data)
-        if self._is_list:
-            from gfn_rb.containers.contents import hashes_of  # few buffers need it
-
-            columns = hashes_of(row.tobytes() for row in columns.cpu().numpy())
-        return columns
-
-    def _parts(self, data: LazyStackedTensorDict) -> list[Tensor]:
-        if self._is_list and not callable(self.source) and self._read != [STATE]:
-            return [self(data)]
-        return super()._parts(data)
+        return object_columns(data)
 
     def _columns(self, data: Rows, key: NestedKey) -> Int64[Tensor, "n d"]:
         """Return integers that are equal exactly where an entry is."""
-        if not self._is_list and key not in self._ragged:
-            value = data.get(key, None)
-            if isinstance(value, Tensor):
-                return equal_bits(self._checked(key, _flat(value)))
+        if key not in self._ragged:
+            if (value := data.get(key, None)) is None:
+                raise KeyMismatchError(
+                    f"data lacks the key {key!r} of {self._name}: it holds "
+                    f"{sorted(map(str, data.keys(True)))}"
+                )
+            return equal_bits(self._checked(key, _flat(value)))
         from gfn_rb.containers.contents import content_columns  # few buffers need it
 
-        return content_columns(data, key, self._ragged.get(key, key), self._name)
+        return content_columns(data, key, self._ragged[key], self._name)
 
     def _checked(self, key: NestedKey, entry: Tensor) -> Tensor:
         """Return an entry, or raise if a group on the host is NaN, which is in no group."""
@@ -241,23 +212,19 @@ class SyncedIndex(Generic[Index]):
 
     def read(self, data: Rows) -> Shaped[Tensor, "n d"]:
         """Return what rows are compared by, on the host."""
-        rows = self.features.of(data)
+        rows = self.features(data)
         return rows if rows.is_cpu else require_finite(rows.cpu())
 
     def sync(self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None) -> Index:
         """Return an index fit to look rows up, read anew unless it is of this version."""
         index = self._index
-        is_whole = index is not None and index.capacity == storage.max_size
-        n = 0 if is_whole else min(length_of(storage) + rows.shape[0], storage.max_size)
         if index is None or (not length_of(storage) and not self._fits(rows)):
-            index = self._make(slots_to_allocate(storage, n), rows)
+            index = self._make(storage.max_size, rows)
         elif not self._fits(rows):
             raise ShapeError(
                 f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
                 f"{index.like.dtype} of width {index.like.shape[1]} as before"
             )
-        elif index.capacity < n:  # of a list of rows
-            index, self.version = self._make(slots_to_allocate(storage, n), rows), None
         if version is not None and version != self.version:
             index.assign(self.read_stored(storage) if len(storage) else rows[:0])
             self.version = version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
@@ -25,7 +25,13 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import EncodedStorage, is_laid_out, open_shared, storage_device
+from gfn_rb.storages import (
+    EncodedStorage,
+    is_laid_out,
+    open_shared,
+    require_columns,
+    storage_device,
+)
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.objects import OnDuplicate
@@ -36,8 +42,9 @@ from gfn_rb.writers.rows import (
     carry_out,
     check_slots,
     detached,
+    one_batch,
     run_to,
-    side_by_side,
+    tensors_of,
 )
 
 
@@ -102,7 +109,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         self._layout = RowLayout(DRAWN - {INDEX})  # which is stored, as by the one it extends
 
     def register_storage(self, storage: Storage) -> None:
-        """Attach the storage to write to."""
+        """Attach the storage to write to, a ``TensorStorage``."""
+        require_columns(storage)
         super().register_storage(storage)
         if self.tracks_generations:
             compat.track_slot_generations(storage)  # in shared memory, which TorchRL's is not
@@ -157,14 +165,15 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if not data.shape[0]:
             return torch.empty(0, dtype=torch.int64)
         self._line_up()
-        data = self._layout.check(data, self._storage)
         storage, n = self._storage, data.shape[0]
-        tensors = side_by_side(storage, data, INDEX)
-        is_encoded = isinstance(storage, EncodedStorage) and n <= storage.max_size
-        if tensors is None and not is_encoded:
+        if isinstance(data, LazyStackedTensorDict):
+            data = one_batch(data, storage)
+        data, is_encoded = self._layout.check(data, storage), isinstance(storage, EncodedStorage)
+        if not is_encoded and not is_laid_out(storage):
+            self._lay_out(data[0])
+        has_index = is_encoded or compat.entry_of(compat.all_slots(storage), INDEX) is not None
+        if storage.ndim > 1 or n > storage.max_size or not has_index:
             self._record(n)
-            if not is_laid_out(storage):
-                self._lay_out(data[0])
             return super().extend(self._on_storage_device(data))
         (start, written), size = self.counters(), storage.max_size
         slot = torch.arange(start, start + n) % size
@@ -173,7 +182,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
         data.set(INDEX, on_device)
         raised = compat.raised_generations(storage, slot)
-        write = None if tensors is None else run_to(storage, start, {**tensors, INDEX: on_device})
+        write = None if is_encoded else run_to(storage, start, tensors_of(data))
 
         def commit() -> None:
             if write is not None:

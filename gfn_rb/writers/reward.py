@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import NestedKey, lazy_stack, unravel_key
+from tensordict import LazyStackedTensorDict, NestedKey, unravel_key
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import ListStorage, Storage
+from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb import torchrl_compat as compat
@@ -32,7 +32,7 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
-from gfn_rb.storages import is_laid_out, require_rows
+from gfn_rb.storages import EncodedStorage, require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
 from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique, require_finite
 from gfn_rb.writers.objects import OnDuplicate, choose_objects
@@ -44,9 +44,10 @@ from gfn_rb.writers.rows import (
     check_stored,
     copies_to,
     finish_write,
+    one_batch,
     run_to,
     scalar_key,
-    side_by_side,
+    tensors_of,
     write_rows,
 )
 
@@ -154,6 +155,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self._layout = RowLayout()
         self.rejected = dict.fromkeys(_REASONS, 0)
         self._rejected_now = dict.fromkeys(_REASONS, 0)  # of a batch that is being offered
+        self._stored = 0  # rows in use when a batch was offered
         self.last_counts = 0, 0
 
     # What TorchRL calls.
@@ -162,7 +164,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Attach the storage to write to.
 
         Args:
-            storage: one-dimensional, of tensors or a list: one row per item.
+            storage: one-dimensional ``TensorStorage``, one row per item.
 
         Raises:
             ShapeError: any other storage.
@@ -215,25 +217,27 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """
         if self._storage is None:
             raise ArgumentError("writer must be attached to a buffer before rows are written")
-        if isinstance(data, list):
-            data = lazy_stack(data)
+        if isinstance(data, (list, LazyStackedTensorDict)):
+            data = one_batch(data, self._storage)
         key = self._order.signed(self._keys_of(data))
         rows: list[Tensor] = []
         if not key.is_cpu:
-            key, *rows = on_host(key, *(index.features.of(data) for index in self._indexes))
+            key, *rows = on_host(key, *(index.features(data) for index in self._indexes))
             rows = [require_finite(each) for each in rows]
         n, storage, device = key.shape[0], self._storage, data.device
         if not n:
             return torch.empty(0, dtype=torch.int64)
         data = self._layout.check(data, storage)
         with one_write(storage, self):
-            if isinstance(storage, ListStorage):
-                self._order.make_room(storage, min(len(storage) + n, storage.max_size))
+            if not (storage.initialized or isinstance(storage, EncodedStorage)):
+                from gfn_rb.memmaps import lay_out  # which only the first batch needs
+
+                lay_out(storage, data[0])
             offered, written = self._order.counters()
             self._rejected_now = now = dict.fromkeys(_REASONS, 0)
-            before = compat.length_of(storage)
+            self._stored = stored = compat.length_of(storage)
             row, target = self._offer(data, key, rows)
-            n_new = compat.length_of(storage) - before
+            n_new = compat.length_of(storage) - stored
             self.last_counts = n_new, len(row) - n_new
             self._order.count(offered + n, written + len(row))
         if len(row) < n:
@@ -411,7 +415,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         return self._offer_any(data, key)
 
     def _offer_any(self, data: Rows, key: Tensor) -> Written:
-        if key.shape[0] <= self._storage.max_size - compat.length_of(self._storage):
+        if key.shape[0] <= self._storage.max_size - self._stored:
             self._order.check(key)
             return self._append(data)
         value = self._order.numbers(key)
@@ -420,25 +424,24 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def _contenders(self, value: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "k"]:
         """Return the rows of a batch that a full storage may have room for, in ascending order."""
-        order, storage = self._order, self._storage
-        if compat.length_of(storage) < storage.max_size:
+        order = self._order
+        if self._stored < self._storage.max_size:
             return order.sort(value)
         row: np.ndarray = order.beats(value, order.order.lowest).nonzero()[0]
         return row[order.sort(value[row])]
 
     def _append(self, data: Rows) -> Written:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
-        storage, n, stored = self._storage, data.shape[0], compat.length_of(self._storage)
+        storage, n, stored = self._storage, data.shape[0], self._stored
         row, order = np.arange(n), self._order
         target, rank, ranks = row + stored, order.rank(row), order.ranks(storage).numpy()
-        counters, tensors = order.counters(), side_by_side(storage, data)
-        if tensors is None:
-            ranks[target] = rank
-            device = getattr(storage, "device", None)
-            is_elsewhere = isinstance(device, torch.device) and device.type != "cpu"
-            self._write_part(data, row if is_elsewhere else None, target, stored + n)
+        slot = torch.from_numpy(target)
+        if isinstance(storage, EncodedStorage):
+            record_slots(storage, slot)
+            storage.write(slot, data, set_cursor=True)
+            self._follow(slot, rank)
             return row, target
-        write, slot = run_to(storage, stored, tensors), torch.from_numpy(target)
+        counters, write = order.counters(), run_to(storage, stored, tensors_of(data))
         raised = compat.raised_generations(storage, slot)
 
         def commit() -> None:
@@ -459,7 +462,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         A slot is a free one, or that of one of the worst items.
         """
         storage, order = self._storage, self._order
-        stored, size = compat.length_of(storage), storage.max_size
+        stored, size = self._stored, storage.max_size
         row = row[-size:]
         contest = value[row[: max(len(row) - (size - stored), 0)][::-1]]
         target = order.driven_out(contest)
@@ -541,7 +544,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
         Where fewer rows come in than go out, rows from the end take the slots that are left.
         """
-        storage, order, stored = self._storage, self._order, compat.length_of(self._storage)
+        storage, order, stored = self._storage, self._order, self._stored
         if not len(row) and not len(removed):
             return row
         move = moves_of(len(row), removed, stored)
@@ -590,11 +593,12 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Write rows of a batch into slots of a storage that the order follows."""
         storage, order, slot = self._storage, self._order, torch.from_numpy(target)
         rank, ranks, counters = order.rank(row), order.ranks(storage), order.counters()
-        copies = copies_to(storage, slot, data, torch.from_numpy(row))
-        if copies is None:
-            self._write_part(data, row, target, length)
-            ranks.numpy()[target] = rank
+        if isinstance(storage, EncodedStorage):
+            record_slots(storage, slot)
+            write_rows(storage, slot, data, torch.from_numpy(row), length)
+            self._follow(slot, rank)
         else:
+            copies = copies_to(storage, slot, data, torch.from_numpy(row))
             copies += compat.raised_generations(storage, slot)
 
             def commit() -> None:
@@ -607,26 +611,10 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             self._announce(slot)
         order.update(storage, target, key, rank)
 
-    def _write_part(
-        self,
-        data: Rows,
-        row: Int64[np.ndarray, "k"] | None,
-        target: Int64[np.ndarray, "k"],
-        length: int,
-    ) -> None:
-        """Write rows of a batch into slots, or all rows of it into free ones."""
-        storage, slot = self._storage, torch.from_numpy(target)
-        chosen = None if row is None else torch.from_numpy(row)
-        record_slots(storage, slot)
-        if isinstance(storage, ListStorage) or (chosen is not None and storage.initialized):
-            write_rows(storage, slot, data, chosen, length)
-        else:
-            if not is_laid_out(storage):
-                from gfn_rb.memmaps import lay_out  # which few programs need
-
-                lay_out(storage, data[0])
-            storage.set(slot, data if chosen is None else data[chosen])
-        compat.raise_slot_generations(storage, slot)
+    def _follow(self, slot: Int64[Tensor, "k"], rank: Int64[np.ndarray, "k"]) -> None:
+        """Note the ranks of rows that were just written, and tell samplers of them."""
+        self._order.ranks(self._storage).numpy()[slot.numpy()] = rank
+        compat.raise_slot_generations(self._storage, slot)
         self._announce(slot)
 
     def _announce(self, index: Tensor) -> None:

@@ -8,15 +8,9 @@ from operator import attrgetter, eq
 from typing import Any, cast
 
 import torch
-from tensordict import (
-    LazyStackedTensorDict,
-    NestedKey,
-    TensorDict,
-    TensorDictBase,
-    is_leaf_nontensor,
-)
+from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor, lazy_stack
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import LazyMemmapStorage, ListStorage, Storage
+from torchrl.data.replay_buffers.storages import LazyMemmapStorage, Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import (
@@ -37,7 +31,6 @@ from gfn_rb.keys import (
 )
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
-from gfn_rb.sharing import is_recorded
 from gfn_rb.storages import EncodedStorage, RowEntry, is_laid_out, require_same_entries
 
 # What buffers add to rows that they draw. It is not stored when these come back.
@@ -132,31 +125,30 @@ def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -
     return compat.new_tensordict(kept, at.shape)
 
 
-def write_rows(
-    storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Tensor | None, length: int
-) -> None:
-    """Write some rows of a batch over stored ones, or behind them; all of them for None, in a list.
+def one_batch(data: Any, storage: Storage) -> TensorDictBase:
+    """Return rows that come as a list or a lazy stack as one batch, where they are of one shape."""
+    rows = lazy_stack(data) if isinstance(data, list) else data
+    if isinstance(storage, EncodedStorage):
+        return rows
+    try:
+        return rows.contiguous()
+    except RuntimeError:
+        raise ShapeError(
+            f"data must hold rows of equal shapes for a {type(storage).__name__}, got others: a "
+            "RaggedStorage holds rows of several lengths"
+        ) from None
 
-    What ``storage.set(target, data[chosen])`` does to a full storage, in a quarter of the time: it
-    need not work out the batch size of any index.
-    """
-    if isinstance(storage, ListStorage):
-        slot, order = target.sort()  # those behind the last one line up
-        # Copied one by one: a row shall neither hold its batch in memory nor change with it.
-        at = order if chosen is None else chosen[order]
-        rows = [row.clone() for row in data[at].unbind(0)]
-        storage.set(slot.tolist(), rows)
-        return
-    assert chosen is not None
+
+def write_rows(
+    storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Tensor, length: int
+) -> None:
+    """Write some rows of a batch over stored ones, or behind them."""
     if isinstance(storage, EncodedStorage):
         storage.write(target, select_rows(data, chosen))
         compat.set_length(storage, max(length, compat.length_of(storage)))
-        return
-    if (copies := copies_to(storage, target, data, chosen)) is None:
-        compat.all_slots(storage)[target] = data[chosen].to(storage.device)
     else:
-        carry_out(copies)
-    finish_write(storage, length)
+        carry_out(copies_to(storage, target, data, chosen))
+        finish_write(storage, length)
 
 
 Copy = tuple[Tensor, Tensor, Tensor]  # a leaf of a storage, slots, and rows for them
@@ -164,18 +156,14 @@ Copy = tuple[Tensor, Tensor, Tensor]  # a leaf of a storage, slots, and rows for
 
 def copies_to(
     storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Int64[Tensor, "k"]
-) -> list[Copy] | None:
-    """Return what writes chosen rows of a batch; None for other rows or storages than of tensors.
+) -> list[Copy]:
+    """Return what writes chosen rows of a batch into a storage that is laid out.
 
     Nothing waits on the way to a device, and all that leaves one does so in one transfer.
     """
-    if isinstance(storage, (ListStorage, EncodedStorage)) or not is_laid_out(storage):
-        return None
-    if (tensors := tensors_of(data)) is None:
-        return None
     stored, leaves, at, parts = compat.all_slots(storage), [], [], []
     chosen_on, target_on = {chosen.device: chosen}, {target.device: target}
-    for name, value in tensors.items():
+    for name, value in tensors_of(data).items():
         if value.device not in chosen_on:
             chosen_on[value.device] = chosen.to(value.device, non_blocking=True)
         parts.append(value.index_select(0, chosen_on[value.device]))
@@ -213,30 +201,13 @@ def _on_devices_of(leaves: Sequence[Tensor], parts: Sequence[Tensor]) -> Sequenc
 
 def check_slots(storage: Storage | None) -> None:
     """Raise unless a storage has all its slots: the state of a smaller one has too few."""
-    if storage is None or isinstance(storage, ListStorage):
-        return
-    if storage.ndim > 1 or not is_laid_out(storage):
+    if storage is None or storage.ndim > 1 or not is_laid_out(storage):
         return
     leaves = compat.leaves_of(compat.all_slots(storage))
     if leaves and len(leaves[0]) < storage.max_size:
         raise CheckpointMismatchError(
             f"storage state is of {len(leaves[0])} slots, expected {storage.max_size}"
         )
-
-
-def side_by_side(storage: Storage, data: Rows, *stored: str) -> dict[NestedKey, Tensor] | None:
-    """Return the columns of a batch that can be copied whole over stored rows, None if not.
-
-    The storage has to hold the named columns.
-    """
-    rows = compat.all_slots(storage)
-    is_plain = type(data) is type(rows) is TensorDict and storage.ndim == 1
-    if not is_plain or isinstance(storage, EncodedStorage) or data.shape[0] > storage.max_size:
-        return None
-    tensors = tensors_of(data)
-    if tensors is None or any(rows.get(name, None) is None for name in (*tensors, *stored)):
-        return None
-    return tensors
 
 
 def run_to(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> Callable[[], None]:
@@ -266,30 +237,18 @@ def run_to(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> Ca
     return commit
 
 
-def tensors_of(rows: Rows) -> dict[NestedKey, Tensor] | None:
-    """Return the tensors that rows hold, by name; None if they also hold words or other objects."""
+def tensors_of(rows: Rows) -> dict[NestedKey, Tensor]:
+    """Return the tensors that rows hold, by name."""
     if (plain := compat.plain_entries(rows)) is not None:
         return cast(dict[NestedKey, Tensor], plain)
-    leaves = dict(rows.items(True, True, is_leaf=is_leaf_nontensor))
-    for leaf in leaves.values():
-        if not isinstance(leaf, Tensor):
-            return None
-    return leaves
+    return dict(rows.items(True, True))
 
 
 def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
     """Write stored rows over others."""
-    if isinstance(storage, ListStorage):
-        storage.set(target.tolist(), [storage.get(i) for i in source.tolist()])
-        return
-    stored = compat.all_slots(storage)
-    tensors = tensors_of(stored)
-    if tensors is None:
-        stored[target] = stored[source]
-    else:
-        for leaf in tensors.values():
-            at, to = (each.to(leaf.device, non_blocking=True) for each in (source, target))
-            leaf.index_copy_(0, to, leaf.index_select(0, at))
+    for leaf in tensors_of(compat.all_slots(storage)).values():
+        at, to = (each.to(leaf.device, non_blocking=True) for each in (source, target))
+        leaf.index_copy_(0, to, leaf.index_select(0, at))
     compat.bump_mutation_revision(storage)
 
 
@@ -303,15 +262,13 @@ class RowLayout:
 
     def check(self, data: Rows, storage: Storage) -> Rows:
         """Return the rows without bookkeeping and gradients, compared with what is stored."""
-        if isinstance(storage, ListStorage):
-            _check_dtypes(data, storage)
-            return _without(data, self._dropped.intersection(data.keys())).detach()
         if isinstance(storage, EncodedStorage):
-            if not storage.initialized:
-                _check_dtypes(data, storage)
             stored = compat.all_slots(storage) if storage.initialized else {}
             dropped = self._dropped.intersection(data.keys()).difference(stored.keys())
-            return storage.padded(_without(data, dropped))
+            rows = storage.padded(_without(data, dropped))
+            if not storage.initialized:
+                _check_dtypes(rows, storage)
+            return rows
         stored = compat.all_slots(storage) if is_laid_out(storage) else None
         if self._stored is not stored or not self._entries:
             self._stored = stored
@@ -329,12 +286,10 @@ class RowLayout:
             entries.pop(name, None)
         if not self._entries:  # the first rows lay it out
             _check_dtypes(data, storage)
-            needs_tensors = is_recorded(storage) or isinstance(storage, LazyMemmapStorage)
-            others = [name for name, (_, dtype) in entries.items() if dtype is None]
-            if needs_tensors and others:
+            if others := [name for name, (_, dtype) in entries.items() if dtype is None]:
                 raise ShapeError(
-                    f"key {others[0]!r} must hold tensors in a buffer with a journal, shared=True "
-                    "or a LazyMemmapStorage, got words or other objects"
+                    f"key {others[0]!r} must hold tensors, got words or other objects: a "
+                    "RaggedStorage with text stores strings"
                 )
         else:
             require_same_entries(entries, self._entries)
@@ -343,10 +298,6 @@ class RowLayout:
 
 def _check_dtypes(data: Any, storage: Storage) -> None:
     """Raise unless torch can write and draw rows of the dtypes, which it cannot of all it has."""
-    if isinstance(data, LazyStackedTensorDict):  # of rows that may differ in shape
-        for row in data.tensordicts:
-            _check_dtypes(row, storage)
-        return
     for name, value in data.items(True, True):
         dtype = getattr(value, "dtype", None)
         is_mapped = isinstance(storage, LazyMemmapStorage) and dtype in COMPLEX
@@ -375,17 +326,7 @@ def _without(data: Rows, names: frozenset[str]) -> Rows:
 
 def _entries(data: Rows) -> tuple[dict[NestedKey, RowEntry], bool]:
     """Return the shape of each entry in a row, and its dtype; and whether one requires grad."""
-    try:
-        leaves = [*data.items(True, True, is_leaf=is_leaf_nontensor)]
-    except RuntimeError:
-        if not isinstance(data, LazyStackedTensorDict) or data.stack_dim == 0:
-            raise
-        # Rows that are stacks themselves, of members that differ in shape, and stay apart.
-        leaves = [
-            (name if name in DRAWN else (str(i), str(name)), value)
-            for i, member in enumerate(data.tensordicts)
-            for name, value in member.items(True, True)
-        ]
+    leaves = [*data.items(True, True, is_leaf=is_leaf_nontensor)]
     entries: dict[NestedKey, RowEntry] = {
         name: (value.shape[1:], value.dtype if isinstance(value, Tensor) else None)
         for name, value in leaves

@@ -37,9 +37,9 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 94),
-        ({"unique": "state"}, 124),
-        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 160),
+        ({}, 92),
+        ({"unique": "state"}, 122),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 155),
     ],
     ids=["plain", "unique", "unique and narrow"],
 )

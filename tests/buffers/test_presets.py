@@ -13,9 +13,7 @@ from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -318,9 +316,7 @@ def test_users_transforms_run_before_ours_on_the_way_in(preset):
     assert rb[:]["action"].shape == (2, 6)
 
 
-@pytest.mark.parametrize(
-    "storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage]
-)
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_reading_through_a_transform_leaves_what_is_stored(storage):
     rb = reward_prioritized_buffer(2, storage=storage(2))
     rb.append_transform(

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 from factories import DEVICES, rows, seeded
-from torchrl.data import ListStorage
 
 import gfn_rb
 from gfn_rb import MergedReplayBuffer
@@ -95,10 +94,9 @@ def test_reasons_of_single_batches():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_different_drawn_rows_are_counted(device):
-    many = {"storage": ListStorage(1000), "statistics": True}
     for rb, n, reward in (
         (gfn_rb.fifo_buffer(12, statistics=True, device=device), 5, torch.zeros),
-        (gfn_rb.fifo_buffer(1000, **many), 8, torch.zeros),
+        (gfn_rb.fifo_buffer(1000, statistics=True), 8, torch.zeros),
         (gfn_rb.reward_prioritized_buffer(12, statistics=True), 5, torch.randn),  # rejects some
     ):
         drawn = set()

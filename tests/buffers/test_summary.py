@@ -8,7 +8,6 @@ import pytest
 import torch
 from factories import objects, seeded, trajectories
 from tensordict import TensorDict, lazy_stack
-from torchrl.data import ListStorage
 
 from gfn_rb import (
     MergedReplayBuffer,
@@ -177,19 +176,9 @@ def test_rows_of_several_lengths() -> None:
     assert told.best == (("(1, 2, 0)", 2.0), ("(1)", 1.0), ("(1, 2)", 0.0))
 
 
-def test_rows_in_a_list_with_text() -> None:
-    rb = fifo_buffer(4, storage=ListStorage(4))
-    rows = [TensorDict({"n": torch.tensor(float(len(t)))}).set("text", t) for t in ("a", "bb", "a")]
-    rb.extend(lazy_stack([each.set("log_reward", each["n"]) for each in rows]))
-    told = rb.summary()
-    assert told.n_objects == 2
-    assert told.best == (("bb", 2.0), ("a", 1.0))
-    assert rb.best(1)["text"] == ["bb"]
-
-
 @pytest.mark.parametrize("key", ["state", "tokens"])
-def test_rows_in_a_list_that_differ_in_length(key) -> None:
-    rb = fifo_buffer(4, storage=ListStorage(4))
+def test_rows_that_differ_in_length(key) -> None:
+    rb = fifo_buffer(4, storage=RaggedStorage(4, {key: 3}))
     rows = [{key: torch.arange(n), "log_reward": torch.tensor(float(n))} for n in (2, 3, 2)]
     rb.extend(lazy_stack([TensorDict(row) for row in rows]))
     told = rb.summary()

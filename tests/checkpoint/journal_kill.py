@@ -32,7 +32,6 @@ from typing import NamedTuple
 import torch
 from checkpoint.test_ragged_rows import content_of
 from tensordict import TensorDict, lazy_stack
-from torchrl.data import LazyStackStorage
 
 from gfn_rb import RaggedStorage
 from gfn_rb.buffers import fifo_buffer, reward_prioritized_buffer
@@ -50,10 +49,14 @@ KINDS = {
     "newest": (fifo_buffer, RowTensorStorage, []),
     "ragged": (
         reward_prioritized_buffer,
-        lambda n: RaggedStorage(n, {"tokens": N}, layout="lazy"),
+        lambda n: RaggedStorage(n, {"tokens": N}),
         ["tokens"],
     ),
-    "text": (fifo_buffer, LazyStackStorage, ["tokens", "text"]),
+    "text": (
+        fifo_buffer,
+        lambda n: RaggedStorage(n, {"tokens": N, "text": 64}, text=["text"]),
+        ["tokens", "text"],
+    ),
     "threads": (fifo_buffer, RowTensorStorage, []),
 }
 SYNCS = ("never", "always", "interval")

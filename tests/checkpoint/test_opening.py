@@ -13,7 +13,6 @@ from factories import assert_equal, objects, seeded
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
@@ -121,7 +120,6 @@ OPTIONS = {
     "diverse": {"writer": lambda: DiversityWriter(features=state_of, cutoff_distance=1.5, p=2)},
     "the newest": {"writer": lambda: FIFOWriter("state")},
     "on disk": {"storage": lambda: LazyMemmapStorage(8)},
-    "in a list": {"storage": lambda: ListStorage(8)},
     "ragged": {"storage": lambda: RaggedStorage(8, {"state": 4}, page_size=2)},
 }
 
@@ -185,7 +183,7 @@ def test_a_rollout_is_not_recorded(tmp_path) -> None:
     assert open_buffer(tmp_path / "rb").sample(1)["state"].tolist() == [[1, 0]]
 
 
-@pytest.mark.parametrize("name", ["statistics", "groups kept", "diverse", "ragged", "in a list"])
+@pytest.mark.parametrize("name", ["statistics", "groups kept", "diverse", "ragged"])
 def test_journals(name, tmp_path) -> None:
     options = {key: v() if key in ("sampler", "writer", "storage") else v
                for key, v in OPTIONS[name].items()}  # fmt: skip

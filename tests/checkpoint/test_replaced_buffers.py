@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchrl
 from factories import Fault, assert_equal, journaled, objects, seeded
-from torchrl.data import LazyMemmapStorage, ListStorage
+from torchrl.data import LazyMemmapStorage
 
 import gfn_rb
 from gfn_rb import RaggedStorage, load_checkpoint, save_checkpoint
@@ -45,7 +45,6 @@ MAKES = {
     "tensors": top,
     "ahead": lambda: top(prefetch=2),
     "memmap": lambda: top(storage=LazyMemmapStorage(CAPACITY)),
-    "list": lambda: top(storage=ListStorage(CAPACITY)),
     "ragged": ragged,
     "newest": lambda: gfn_rb.fifo_buffer(CAPACITY, batch_size=4, generator=seeded()),
     "diverse": lambda: gfn_rb.diverse_buffer(

@@ -10,9 +10,7 @@ from factories import seeded
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from torchrl.data import (
-    LazyStackStorage,
     LazyTensorStorage,
-    ListStorage,
     PromptGroupSampler,
     ReplayBuffer,
     TensorDictReplayBuffer,
@@ -127,9 +125,7 @@ def test_what_is_missing_is_returned_again():
         assert len(set(index.tolist())) == {4: 2, 7: 2, 9: 1}[int(group)]  # row 3 has weight zero
 
 
-@pytest.mark.parametrize(
-    "storage", [RowTensorStorage, LazyTensorStorage, ListStorage, LazyStackStorage]
-)
+@pytest.mark.parametrize("storage", [RowTensorStorage, LazyTensorStorage])
 @pytest.mark.parametrize("weight", ["size", "best"])
 def test_draws_see_what_is_stored_now(storage, weight):
     writer = FIFOWriter(group="prompt", per_group=2)

@@ -7,7 +7,6 @@ from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     TensorDictReplayBuffer,
 )
 
@@ -44,7 +43,7 @@ def draw_and_update(rb):
 
 
 @pytest.mark.parametrize("writer", [FIFOWriter, RewardPrioritizedWriter])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_what_is_made_in_inference_mode_may_be_written_to_later(kind, storage, writer):
     for first in ("draw", "empty", "extend"):

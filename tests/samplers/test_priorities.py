@@ -7,8 +7,8 @@ from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.samplers.priorities import HeldPriorities
 
 
-def stored(n, slots=6, kind=LazyTensorStorage):
-    storage = kind(slots)
+def stored(n, slots=6):
+    storage = LazyTensorStorage(slots)
     write(storage, range(n))
     return storage
 

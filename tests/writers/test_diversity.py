@@ -5,10 +5,9 @@ import pytest
 import torch
 from factories import DEVICES
 from hypothesis import given, strategies as st
-from tensordict import TensorDict, lazy_stack
+from tensordict import TensorDict
 from torchrl.data import (
     LazyTensorStorage,
-    ListStorage,
     SamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
@@ -203,16 +202,6 @@ def test_the_smallest_are_kept_apart_from_each_other():
     assert rb.extend(rows([1.0, 3.0, 2.0], [[0], [1], [2]])).tolist() == [0, -1, 1]
     assert "cutoff_distance=1.0, p=1.0, near='replace'" in repr(rb.writer)
     assert "largest=False" in repr(rb.writer)
-
-
-def test_items_with_more_features_than_others():
-    writer = DiversityWriter(features="state")
-    rb = TensorDictReplayBuffer(storage=ListStorage(4), writer=writer)
-    row = TensorDict(state=torch.zeros(2), log_reward=torch.tensor(1.0))
-    ragged = lazy_stack([row, row.clone().set("state", torch.zeros(3))])
-    with pytest.raises(ShapeError, match="equally many features, got 2 to 3"):
-        rb.extend(ragged)
-    assert len(rb) == 0
 
 
 # Any other distance.

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from tensordict import TensorDict, lazy_stack
-from torchrl.data import LazyStackStorage, LazyTensorStorage, ListStorage, TensorDictReplayBuffer
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from writers.diverse_rule import Item, rule
 from writers.test_oracle import KEYS, WRITERS as UNGROUPED
 
@@ -24,8 +24,7 @@ from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py
 SEQUENCES = int(os.environ.get("GFN_RB_SEQUENCES", "200"))
 WRITERS = UNGROUPED | {"diverse": partial(DiversityWriter, features="state")}
-STORAGES = [RowTensorStorage, RowMemmapStorage, LazyTensorStorage, ListStorage, LazyStackStorage]
-LISTS = [ListStorage, LazyStackStorage]
+STORAGES = [RowTensorStorage, RowMemmapStorage, LazyTensorStorage]
 GROUPS = {
     "key": "prompt",
     "keys": ["prompt", "half"],
@@ -34,12 +33,12 @@ GROUPS = {
     "text": ["text", "prompt"],
 }
 STORED_IN = {
-    "ragged": [*LISTS, lambda n: RaggedStorage(n, {"tokens": 4})],
-    "text": [*LISTS, RowTensorStorage, LazyTensorStorage],
+    "ragged": [lambda n: RaggedStorage(n, {"tokens": 4})],
+    "text": [lambda n: RaggedStorage(n, {"text": 8}, text=["text"])],
 }
 
 
-def items(rows, form="key", storage=None):
+def items(rows, form="key"):
     """Rows of (serial, group, object, key); tokens and text are the digits of the group."""
     serial, group, state, key = zip(*rows, strict=True)
     data = TensorDict(
@@ -56,9 +55,6 @@ def items(rows, form="key", storage=None):
         data["text"] = [str(each) for each in group]
     if form == "ragged":
         tokens = [torch.tensor([int(digit) for digit in str(each)]) for each in group]
-        if storage in LISTS:
-            each = zip(data.unbind(0), tokens, strict=True)
-            return lazy_stack([row.clone().set("tokens", some) for row, some in each])
         data["tokens"] = torch.nested.as_nested_tensor(tokens, layout=torch.jagged)
     return data
 
@@ -146,7 +142,7 @@ class Sequence:
             o["kind"], o["capacity"], o["per_group"], o["evict"], o["on_duplicate"]
         )
         self.rb, self.serial = self.make(), 0
-        self.items = partial(items, form=o["group"], storage=o["storage"])
+        self.items = partial(items, form=o["group"])
 
     def make(self):
         o = self.options
@@ -212,7 +208,7 @@ class Sequence:
             self.oracle.rows[row[0]] = (*row[1:], age)
 
     def load(self, stored):
-        if stored and self.options["group"] != "text":  # which TensorDict.state_dict() leaves out
+        if stored:
             state = pickle.loads(pickle.dumps(self.rb.state_dict()))
             self.rb = self.make()
             self.rb.load_state_dict(state)

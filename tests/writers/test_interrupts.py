@@ -16,7 +16,6 @@ from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     TensorDictReplayBuffer,
 )
 
@@ -37,7 +36,7 @@ WRITERS = {
     "newest": lambda: FIFOWriter(unique="state"),
     "fifo": FIFOWriter,
 }
-STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage, "list": ListStorage}
+STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage}
 CAPACITY = 12
 
 

@@ -10,11 +10,8 @@ import torch
 from factories import DEVICES
 from tensordict import TensorDict
 from torchrl.data import (
-    CompressedListStorage,
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
-    ListStorage,
     TensorDictReplayBuffer,
     TensorStorage,
 )
@@ -41,19 +38,12 @@ WRITERS = {
     "fifo": FIFOWriter,
     "diverse": lambda **options: DiversityWriter(features="state"),
 }
-LISTS = {
-    "list": lambda capacity, device: ListStorage(capacity),
-    "stack": lambda capacity, device: LazyStackStorage(capacity),
-    "compressed": CompressedListStorage,
-    "unbounded": lambda capacity, device: ListStorage(),
-}
 STORAGES = {
     "tensor": LazyTensorStorage,
     "mapped": LazyMemmapStorage,
     "given": lambda capacity, device: TensorStorage(
         items([-1 - i for i in range(capacity)], device=device), device=device
     ),
-    **LISTS,
 }
 CASES = [
     (kind, unique, on_duplicate)
@@ -72,7 +62,7 @@ def items(objects, keys=None, serials=None, device=None):
     x = torch.tensor(objects, dtype=torch.int64)
     keys = [0.0] * len(objects) if keys is None else keys
     serials = range(-len(objects), 0) if serials is None else serials
-    rows = TensorDict(
+    return TensorDict(
         {
             "state": torch.stack([x, torch.zeros_like(x)], 1),
             "twin": x.float(),
@@ -82,7 +72,6 @@ def items(objects, keys=None, serials=None, device=None):
         [len(objects)],
         device=device,
     )
-    return rows.clear_device_()  # as those of a list are that is loaded
 
 
 def held(data):
@@ -215,8 +204,7 @@ class Sequence:
         self.rng = rng = random.Random(f"{seed} {kind} {unique} {on_duplicate}")
         self.kind, self.unique, self.on_duplicate = kind, unique, on_duplicate
         self.storage, self.device = list(STORAGES)[seed % len(STORAGES)], device
-        self.n_slots, self.n_objects = rng.choice([1, 2, 3, 5, 8, 40]), rng.choice([3, 8, 60])
-        self.capacity = 2**63 - 1 if self.storage == "unbounded" else self.n_slots
+        self.capacity, self.n_objects = rng.choice([1, 2, 3, 5, 8, 40]), rng.choice([3, 8, 60])
         self.oracle = oracle_of(kind, self.capacity, unique, on_duplicate)
         self.serial, self.snapshot = 0, None
         self.rb = self.make()
@@ -225,7 +213,7 @@ class Sequence:
     def make(self):
         options = {} if self.unique == "none" else {"unique": UNIQUE[self.unique]}
         return TensorDictReplayBuffer(
-            storage=STORAGES[self.storage](self.n_slots, device=self.device),
+            storage=STORAGES[self.storage](self.capacity, device=self.device),
             writer=WRITERS[self.kind](on_duplicate=self.on_duplicate, **options),
             sampler=RankRewardSampler(replacement=True),
             batch_size=4,
@@ -233,7 +221,7 @@ class Sequence:
 
     def started(self):
         if self.storage == "given":  # full of rows that nobody wrote
-            self.oracle.foreign(range(self.n_slots), held(self.rb.storage[:]))
+            self.oracle.foreign(range(self.capacity), held(self.rb.storage[:]))
 
     def batch(self, n):
         rng, first = self.rng, self.serial
@@ -269,7 +257,7 @@ class Sequence:
 
     def again(self, stored):
         if stored:
-            data = self.rb.sample().clone()  # of a list, these are the stored rows
+            data = self.rb.sample()
             data["serial"] = self.serial + torch.arange(len(data), device=data.device)
             self.serial += len(data)
             self.offer(held(data), data)
@@ -287,7 +275,7 @@ class Sequence:
             self.oracle.foreign(slots, rows)
 
     def overwrite(self, stored):
-        if stored == self.capacity or (stored and self.storage in LISTS):
+        if stored == self.capacity:
             slots = self.rng.sample(range(stored), self.rng.randrange(1, stored + 1))
             rows, data = self.batch(len(slots))
             self.rb.storage.set(self.slots(slots), data)
@@ -304,11 +292,8 @@ class Sequence:
             return
         slot = self.rng.randrange(stored)
         rows, data = self.batch(1)
-        if self.storage in LISTS:
-            self.rb.storage[slot] = data[0]
-        else:  # in place, behind everybody's back
-            for key in ("state", "twin", "log_reward", "serial"):
-                self.rb[:][key][slot] = data[key][0]
+        for key in ("state", "twin", "log_reward", "serial"):  # behind everybody's back
+            self.rb[:][key][slot] = data[key][0]
         self.oracle.foreign([slot], rows)
 
     def remove(self, stored):
@@ -333,7 +318,7 @@ class Sequence:
             self.rb = self.make()
         else:  # over other rows, which it has to forget
             self.rb.empty()
-            self.rb.extend(self.batch(self.n_slots)[1])
+            self.rb.extend(self.batch(self.capacity)[1])
         self.rb.load_state_dict(state)
 
     def pickle(self, stored):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 import torch.multiprocessing as mp
-from factories import DEVICES, assert_equal, journaled, seeded, trajectories
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, lazy_stack, tensorclass
+from factories import DEVICES, assert_equal, seeded, trajectories
+from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from torchrl.data import (
     CompressedListStorage,
     LazyMemmapStorage,
@@ -19,7 +19,7 @@ from torchrl.data import (
 )
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
-from gfn_rb.buffers import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
+from gfn_rb.buffers import reward_prioritized_buffer
 from gfn_rb.errors import (
     CheckpointMismatchError,
     KeyMismatchError,
@@ -30,7 +30,6 @@ from gfn_rb.samplers import PrioritySampler, RankRewardSampler, SoftmaxRewardSam
 from gfn_rb.torchrl_compat import replay_lock
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
-LISTS = [ListStorage, LazyStackStorage, CompressedListStorage]
 WRITERS = {
     "best": RewardPrioritizedWriter,
     "unique": lambda: RewardPrioritizedWriter(unique="state"),
@@ -39,7 +38,6 @@ WRITERS = {
     "newest unique": lambda: FIFOWriter("state"),
 }
 every_writer = pytest.mark.parametrize("writer", WRITERS)
-both_storages = pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 
 
 @tensorclass
@@ -85,79 +83,28 @@ def states(rb):
 # Rows.
 
 
-@pytest.mark.parametrize("storage", LISTS)
-@pytest.mark.parametrize(
-    ("writer", "slots"),
-    [
-        ("best", [[0, 1, 2], [0, 2], 1]),
-        ("unique", [[-1, 0, 1], [2, 0], 1]),
-        ("diverse", [[0, 1, -1], [1, 2], 0]),
-        ("newest", [[0, 1, 2], [0, 1], 2]),
-        ("newest unique", [[-1, 0, 1], [2, 0], 1]),
-    ],
-)
-def test_trajectories_of_any_length_are_kept_in_lists(storage, writer, slots):
-    sampler = SoftmaxRewardSampler(temperature=10.0, replacement=True)
-    rb = buffer(writer, storage=storage, sampler=sampler, batch_size=64, generator=seeded())
-    first = [walk(1, 2, 1.0), walk(2, 3, 2.0), walk(1, 4, 0.5)]
-    assert rb.extend(lazy_stack(first)).tolist() == slots[0]
-    assert rb.extend(lazy_stack([walk(3, 2, 5.0), walk(2, 3, 2.0)])).tolist() == slots[1]
-    assert rb.add(walk(7, 9, 9.0)) == slots[2]
-    drawn = rb.sample()
-    assert keys(rb) == sorted(set(drawn["log_reward"].tolist())) == [2.0, 5.0, 9.0]
-    for row in drawn.unbind(0):
-        assert row["state"].shape[0] == row["length"] + 1
-    if storage is ListStorage:
-        rb = buffer(writer, storage=storage, kind=ReplayBuffer)
-        assert rb.extend(first).tolist() == slots[0]  # a list of rows is a batch
-
-
-def wordy(*keys):
-    return rows([float(key) for key in keys], keys).set("word", NonTensorStack(*map(str, keys)))
-
-
-@both_storages
+@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage, CompressedListStorage])
 @every_writer
-def test_words_go_where_their_rows_go(storage, writer):
-    rb, other = (buffer(writer, 4, storage) for _ in range(2))
-    for keys in ((1, 2), (7, 3, 4), (9, 3), (8, 5)):
-        rb.extend(wordy(*keys))
-        for row in rb[:].unbind(0):
-            assert row["word"] == str(row["state"].item())
-    other.extend(wordy(6, 0))
-    if storage is not ListStorage:
-        with pytest.raises(KeyMismatchError, match=r"missing keys \['word'\]"):
-            rb.extend(wordy(7).exclude("word"))
-    drawn = MergedReplayBuffer(rb, other, p="size").sample(20)
-    assert list(drawn["word"]) == [str(each) for each in drawn["state"][:, 0].tolist()]
+def test_lists_of_rows_are_refused(storage, writer):
+    with pytest.raises(ShapeError, match=r"hold columns of tensors.* got a \w+Storage: a Ragged"):
+        buffer(writer, storage=storage)
 
 
-@both_storages
-@pytest.mark.parametrize("capacity", [2, 4])
-@pytest.mark.parametrize("writer", [DiversityWriter, RewardPrioritizedWriter, FIFOWriter])
-def test_a_batch_with_words_of_which_nothing_is_kept_is_rejected(storage, writer, capacity):
-    keeps = {} if writer is DiversityWriter else {"unique": "state", "on_duplicate": "keep"}
-    rb = buffer(writer(**keeps), capacity, storage)
-    assert rb.extend(wordy(7, 9)).tolist() == [0, 1]
-    again = wordy(7, 9).set("log_reward", torch.tensor([3.0, 4.0]))
-    assert rb.extend(again).tolist() == [-1, -1]
-    assert [row["word"] for row in rb[:].unbind(0)] == ["7", "9"]
-
-
-def test_words_cannot_be_journaled_shared_or_on_disk(tmp_path):
-    for options in ({"shared": True}, {"storage": LazyMemmapStorage(4)}, {}):
-        rb = journaled(fifo_buffer(4, **options), None if options else tmp_path / "x")
-        with pytest.raises(ShapeError, match="key 'word' must hold tensors in a buffer with a jo"):
-            rb.extend(wordy(1, 2))
+@every_writer
+def test_rows_that_no_column_can_hold_are_refused(writer):
+    words = rows([1.0, 2.0]).set("word", NonTensorStack("a", "b"))
+    rb, walks = buffer(writer), lazy_stack([walk(1, 2, 1.0), walk(2, 3, 2.0)])
+    for bad, message in ((words, "'word' must hold tensors, got words"), (walks, "equal shapes")):
+        with pytest.raises(ShapeError, match=f"{message}.*a RaggedStorage"):
+            rb.extend(bad)
         assert len(rb) == 0
-    rb.journal.close()
+    assert len(rb.extend(lazy_stack([*rows([3.0, 4.0]).unbind(0)]))) == 2
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, LazyStackStorage])
 @every_writer
-def test_rows_of_a_tensorclass_stay_what_they_are(storage, writer):
+def test_rows_of_a_tensorclass_stay_what_they_are(writer):
     sampler = RankRewardSampler(replacement=True)
-    rb = buffer(writer, 2, storage, ReplayBuffer, sampler=sampler, batch_size=4)
+    rb = buffer(writer, 2, kind=ReplayBuffer, sampler=sampler, batch_size=4)
     for first in (1.0, 4.0):
         scores = first + torch.arange(3.0)
         rb.extend(Scored(state=torch.arange(3)[:, None], log_reward=scores, batch_size=[3]))
@@ -167,13 +114,12 @@ def test_rows_of_a_tensorclass_stay_what_they_are(storage, writer):
     assert isinstance(rb.storage.get(0), Scored)
 
 
-@both_storages
-def test_whatever_round_robin_takes_fifo_takes(storage):
-    rb = buffer("newest", 3, storage, ReplayBuffer, batch_size=3)
+def test_tensors_and_trees_are_written_round_robin():
+    rb = buffer("newest", 3, LazyTensorStorage, ReplayBuffer, batch_size=3)
     assert rb.extend(torch.arange(4)).tolist() == [0, 1, 2, 0]
     assert rb.add(torch.tensor(9)) == 1
     assert [int(rb.storage.get(i)) for i in range(3)] == [3, 9, 2]
-    rb = buffer("newest", 4, storage, ReplayBuffer, batch_size=3)
+    rb = buffer("newest", 4, LazyTensorStorage, ReplayBuffer, batch_size=3)
     rb.extend(torch.ones(3, 2).requires_grad_() * 2.0)
     rb.add(torch.ones(2).requires_grad_() * 2.0)
     assert not rb.sample().requires_grad
@@ -184,18 +130,9 @@ def test_whatever_round_robin_takes_fifo_takes(storage):
     assert rb.sample()["pair"][1].shape == (8, 2)
 
 
-def test_rows_in_a_list_neither_change_nor_live_with_their_batch():
-    rb, batch = buffer(storage=ListStorage), rows([1.0, 2.0])
-    rb.extend(batch)
-    batch["log_reward"].fill_(7.0)
-    assert keys(rb) == [1.0, 2.0]
-    assert rb.storage.get(0)["state"].untyped_storage().nbytes() == 8
-
-
 @every_writer
-@both_storages
-def test_drawn_rows_come_back_without_what_was_added(writer, storage):
-    rb = buffer(writer, 4, storage, sampler=PrioritySampler(), batch_size=3)
+def test_drawn_rows_come_back_without_what_was_added(writer):
+    rb = buffer(writer, 4, sampler=PrioritySampler(), batch_size=3)
     rb.extend(rows([1.0, 2.0, 3.0]))
     drawn = rb.sample().clone().set("buffer_id", torch.zeros(3, dtype=torch.int64))
     assert {"index", "priority_weight", "draw_log_prob"} < set(drawn.keys())
@@ -205,36 +142,13 @@ def test_drawn_rows_come_back_without_what_was_added(writer, storage):
 
 
 @every_writer
-@both_storages
-def test_gradients_are_cut_off(writer, storage):
-    rb = buffer(writer, storage=storage)
+def test_gradients_are_cut_off(writer):
+    rb = buffer(writer)
     for first in (0.0, 5.0):
         score = (first + torch.arange(3.0)).requires_grad_()
         rb.extend(objects(0, 1, 2).set("log_reward", score * 1.0))
         rb.add(objects(0)[0].set("log_reward", score[0] * 2.0))
         assert not any(rb.storage.get(i)["log_reward"].requires_grad for i in range(len(rb)))
-
-
-def stacks(first, length=3):
-    """Two rows, each a stack of two members whose shapes differ."""
-    members = [
-        TensorDict({"state": torch.arange(first, first + 2)[:, None].expand(-1, n)}, [2])
-        for n in (4, length)
-    ]
-    return LazyStackedTensorDict(*members, stack_dim=1)
-
-
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_rows_are_stacks_of_members_that_differ_in_shape(kind):
-    rb = buffer("newest", kind=kind)
-    for first, slots in ((0, [0, 1]), (2, [2, 0])):
-        assert rb.extend(stacks(first)).tolist() == slots
-    wide, narrow = rb[:].unbind(1)
-    assert wide["state"].tolist() == [[value] * 4 for value in (3, 1, 2)]
-    assert narrow["state"].tolist() == [[value] * 3 for value in (3, 1, 2)]
-    with pytest.raises(ShapeError, match=r"'1', 'state'.*\(2,\).*\(3,\)"):
-        rb.extend(stacks(7, length=2))
-    assert rb[:][:, 0]["state"][:, 0].tolist() == [3, 1, 2]
 
 
 @every_writer
@@ -292,19 +206,6 @@ def test_data_that_are_no_rows_are_named(offer, data):
         getattr(writer, offer)(data)
     assert isinstance(caught.value, ShapeError)
     assert isinstance(caught.value, ValueError)
-
-
-def test_rows_in_a_list_that_lack_the_key_or_hold_several():
-    rb = buffer(storage=ListStorage, capacity=2)
-    for row, error, message in [
-        (rows([1.0]).exclude("log_reward"), KeyMismatchError, "'log_reward'.*holds.*'state'"),
-        (rows([[1.0, 2.0]]), ShapeError, r"one number per row, got shape \(2,\)"),
-        (torch.zeros(1), KeyMismatchError, "which holds Tensor"),
-    ]:
-        rb.storage.set([0, 1], [row[0], row[0]])
-        with pytest.raises(error, match=message):
-            rb.extend(rows([5.0]))
-        assert len(rb) == 2
 
 
 # Objects.
