@@ -17,11 +17,6 @@ def rows(values):
     return TensorDict({"log_reward": torch.tensor(values)}, [len(values)])
 
 
-def write(storage, column, index, values):
-    storage.set(torch.tensor(index), rows(values))
-    column.announce(storage, torch.tensor(index))
-
-
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
 def test_a_storage_that_another_process_lays_out_is_opened(kind, tmp_path):
     options = {"scratch_dir": tmp_path} if kind is LazyMemmapStorage else {}
