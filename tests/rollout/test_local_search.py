@@ -247,6 +247,7 @@ def test_conditions_stay_with_their_rows(use_metropolis_hastings):
 def test_no_row_at_all():
     env = HyperGrid(2, 4)
     sampler = searcher(env)
+    assert sampler.estimator is sampler.policy  # under torchgfn's name
     for n_loops in (0, 2):
         rows = sampler.sample_trajectories(
             env, 0, n_local_search_loops=n_loops, back_ratio=0.5, use_metropolis_hastings=True
