@@ -122,7 +122,7 @@ _ROWS = (
     _new("hypergrid_16_2", "hypergrid 16^2", HyperGridConfig(ndim=2, height=16), 64_000),
     _new("hypergrid_20", "hypergrid 20^4", HyperGridConfig(height=20), 64_000),
     _new("conditional", "conditional hypergrid 8^2", ConditionalHyperGridConfig(), 32_000),
-    _of("dag", 100_000, title="posterior over Bayesian networks of 5 nodes"),
+    _of("dag", 300_000, title="posterior over Bayesian networks of 5 nodes"),
     *(
         _new(kind, title, LandscapeConfig(kind=kind), 32_000, n)
         for kind, title, n in (
