@@ -147,7 +147,9 @@ def names(folder):
         **vars(factories), **known, **globals(), **names_of_torchgfn(),
         "without_rewards": without_rewards,
         "ListStorage": ListStorage, "config": TFBind8Config, "Trainer": Trainer, "train": train,
-        "conditional": type("Ladder", (factories.Ladder,), {"sample_condition": lambda *_: None})(3),
+        "conditional": type(
+            "Ladder", (factories.Ladder,), {"sample_condition": lambda *_: None}
+        )(3),
         "warm": envs.ConditionalHyperGrid(2, 8), "line": envs.Line(),
         "letters": factories.CountOnes(2, 3),
         "env": env, "wide": wide, "forward": forward, "backward": backward,
