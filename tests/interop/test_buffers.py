@@ -315,6 +315,22 @@ def test_a_file_longer_than_the_capacity_is_cut_by_an_add(name, tmp_path, monkey
     assert_same_after_every_add(mine, other, [second])
 
 
+@pytest.mark.parametrize("name", ["fifo", "prioritised", "diverse"])
+def test_batches_are_stored_together_on_request(name) -> None:
+    eager, lazy, lengths = pair(name, 20)[0], pair(name, 20)[0], []
+    lazy.lazy_sort = True
+    for batch in walks(GRID, 8, 7, False):
+        for buffer in (eager, lazy):
+            buffer.add(batch)
+        lengths.append(len(lazy))
+    later = [20, 20, 20, 20, 20] if name == "diverse" else [28, 35, 20, 27, 34]
+    assert lengths == [7, 14, 21, *later]
+    assert_same(lazy.training_container, eager.training_container)
+    assert len(lazy) == 20
+    lazy.add(batch)
+    assert lazy.sample(20).log_rewards.sort().values.equal(lazy.log_rewards.sort().values)
+
+
 def test_whatever_has_the_members_of_a_container_is_one() -> None:
     class Duck:
         log_rewards = terminating_states = None

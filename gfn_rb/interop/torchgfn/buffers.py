@@ -15,7 +15,7 @@ from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.checkpoint.atomic import published
-from gfn_rb.errors import ArgumentError, CheckpointError
+from gfn_rb.errors import ArgumentError, CheckpointError, NaNError
 from gfn_rb.interop.torch_files import read_torch_file
 from gfn_rb.interop.torchgfn.remote import (
     Checked,
@@ -25,6 +25,7 @@ from gfn_rb.interop.torchgfn.remote import (
     require_sendable,
 )
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
+from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote import Awaited, BaselineFilter, Deferred, NonBlocking, Reply
 from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
@@ -58,8 +59,8 @@ class ReplayBuffer(Checked):
             waiting for a reply.
         async_score: read the reply to a batch at the next add, so that scores are one add old.
         async_comm: never wait for a reply; scores are the newest that have arrived.
-        lazy_sort: no effect, as each add stores its items in a time that does not grow with the
-            buffer; accepted because torchgfn has it.
+        lazy_sort: store added items together, once they and the stored ones are twice the capacity
+            or the content is read. Until then ``len`` counts them all.
         baseline_filtering: send only rows above the manager's baseline.
         scoring_only: send only terminating states and their log-rewards.
         baseline_refresh_after: number of batches in a row that the filter empties before one is
@@ -82,6 +83,7 @@ class ReplayBuffer(Checked):
     }
     _rows: RowStore
     _made_with: tuple[Any, ...]  # options that ``_rows`` was made with; () for none
+    _pending_rows: list[TensorDict]  # added and not yet stored
     _kind: Any
     _copy: Any
 
@@ -193,6 +195,7 @@ class ReplayBuffer(Checked):
         if not len(self):
             raise ValueError("Buffer is empty")
         n_samples = as_count("n_samples", n_samples, 0)
+        self._flush_pending()
         start, rows = time.perf_counter(), self._rows
         draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
         drawn = rows.at(draw(n_samples))
@@ -202,6 +205,7 @@ class ReplayBuffer(Checked):
     @property
     def training_container(self) -> Any:
         """All items as one torchgfn container, in its order; None before the first add."""
+        self._flush_pending()
         if self._copy is None and self._kind is not None:
             rows = self._rows
             self._copy = rows.at(rows.in_order()) if len(self) else self._kind(self.env)
@@ -216,11 +220,13 @@ class ReplayBuffer(Checked):
         if n:
             rows.extend(rows_of(container, self._graphs))
         self._rows, self._made_with, self._kind, self._copy = rows, (), kind, None
+        self._pending_rows = []
 
     @property
     def log_rewards(self) -> Float[Tensor, "n"]:
         """The log-rewards of all items, in any order; there must be at least one item."""
         assert len(self), "Buffer is empty, it has no log-rewards!"
+        self._flush_pending()
         return self._rows.log_rewards()
 
     @property
@@ -288,7 +294,7 @@ class ReplayBuffer(Checked):
         return "\n".join([*lines, ""])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) + sum(map(len, self._pending_rows))
 
     def __repr__(self) -> str:
         kind = "empty" if self._kind is None else self._kind.__name__
@@ -312,7 +318,21 @@ class ReplayBuffer(Checked):
         if self.prioritized_capacity or self.prioritized_sampling:
             _require_log_rewards(training_container, self.prioritized_capacity)
         self._renew()
-        self._store(rows_of(training_container, self._graphs))
+        rows = rows_of(training_container, self._graphs)
+        if self.lazy_sort and self._waits():
+            if self.prioritized_capacity and bool(rows.get(LOG_REWARD).isnan().any()):
+                raise NaNError("log_rewards must be numbers for prioritized replay, got NaN")
+            self._pending_rows.append(rows)
+            self._copy = None
+            if len(self) < 2 * self.capacity:
+                return
+            rows = self._pending_rows.pop()
+        self._flush_pending()
+        self._store(rows)
+
+    def _waits(self) -> bool:
+        """Return whether ``lazy_sort`` applies to a batch."""
+        return True
 
     def _settings(self) -> tuple[Any, ...]:
         """Return the options that the stored rows depend on."""
@@ -340,6 +360,10 @@ class ReplayBuffer(Checked):
         self._made_with = settings
         if held is not None:
             self._store(rows_of(held, self._graphs))
+
+    def _flush_pending(self) -> None:
+        while self._pending_rows:
+            self._store(self._pending_rows.pop(0))
 
     def _worker(self) -> SharedWorker | None:
         """Return this process's connection to the manager, if there is a manager."""
@@ -434,6 +458,9 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
             near="reject",
             when="full",
         )
+
+    def _waits(self) -> bool:
+        return len(self) < self.capacity  # from then on rows are compared with the stored ones
 
     def _settings(self) -> tuple[Any, ...]:
         return *super()._settings(), self.cutoff_distance, self.p_norm_distance
