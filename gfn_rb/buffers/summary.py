@@ -151,6 +151,8 @@ def summarize(rb: ReplayBuffer, describe: Any = None) -> BufferSummary:
         columns = read_columns(rb, members)
         best = columns.best(_N_BEST)
         named = words_of(words, objects_at(members, best)) if len(best) else []
+        if conditions := conditions_at(members, best):
+            named = [f"{name} under {each}" for name, each in zip(named, conditions, strict=True)]
         return summarized(columns, members, best, named)
 
 
@@ -225,6 +227,17 @@ def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> An
     listed = [found[i] for i in range(len(index))]
     shapes = {each.shape if isinstance(each, Tensor) else None for each in listed}
     return torch.stack(listed) if len(shapes) == 1 and None not in shapes else listed
+
+
+def conditions_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> list[str]:
+    """Return the conditions of some rows, as their numbers; an empty list where rows have none."""
+    found: dict[int, str] = {}
+    for member, at, slot in slots_of(members, index):
+        condition = whole_rows(member, slot).get(keys.CONDITION, None)
+        if not isinstance(condition, Tensor):
+            return []
+        found |= zip(at.tolist(), numbers_in_words(condition), strict=True)
+    return [found[i] for i in range(len(index))]
 
 
 def as_describe(describe: Any) -> Describe:

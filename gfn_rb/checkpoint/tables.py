@@ -15,10 +15,17 @@ from tensordict import TensorDict
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import as_count, kind_of, shown
-from gfn_rb.buffers.summary import as_describe, locked, objects_at, read_columns, words_of
+from gfn_rb.buffers.summary import (
+    as_describe,
+    conditions_at,
+    locked,
+    objects_at,
+    read_columns,
+    words_of,
+)
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import LOG_REWARD, STATE
+from gfn_rb.keys import CONDITION, LOG_REWARD, STATE
 
 _HIGHEST = torch.finfo(torch.float32).max
 OBJECT, SUFFIXES = "object", (".csv", ".parquet")
@@ -34,15 +41,19 @@ def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[st
         k: number of objects, at least 1. Default: all.
 
     Returns:
-        ``object`` (texts), ``log_reward`` in nats, and ``age`` in policy versions where rows have
-        one; each object once, with its highest log-reward.
+        ``object`` (texts), ``condition`` (numbers) where rows have one, ``log_reward`` in nats, and
+        ``age`` in policy versions where rows have one; each object once under each condition, with
+        its highest log-reward.
     """
     with locked(rb) as members:
         columns = read_columns(rb, members)
         n_rows = sum(len(each.storage) for each in members)
         best = columns.best(n_rows if k is None else as_count("k", k))
         words = words_of(as_describe(env), objects_at(members, best)) if len(best) else []
+        conditions = conditions_at(members, best)
     table: dict[str, list[Any]] = {OBJECT: words}
+    if conditions:
+        table[CONDITION] = conditions
     for name in (LOG_REWARD, "age"):
         if (column := getattr(columns, name)) is not None:
             table[name] = column[best].tolist()

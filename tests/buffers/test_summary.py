@@ -165,6 +165,7 @@ def test_conditions_tell_objects_apart() -> None:
     rb = fifo_buffer(4)
     rb.extend(objects([1, 1, 1]).set("condition", torch.tensor([[0.0], [1.0], [1.0]])))
     assert rb.summary().n_objects == 2
+    assert sorted(name for name, _ in rb.summary().best) == ["(1, 0) under (0)", "(1, 0) under (1)"]
 
 
 def test_rows_of_several_lengths() -> None:

@@ -62,6 +62,16 @@ def test_objects_of_merged_buffers_are_listed_once(tmp_path):
     assert n == len({*by_state(one[:]), *by_state(two[:])})
 
 
+def test_conditions_have_a_column(tmp_path):
+    rb, path = fifo_buffer(4), tmp_path / "table.csv"
+    rb.extend({"state": torch.ones(3, 2, dtype=torch.int64), "log_reward": torch.arange(3.0),
+               "condition": torch.tensor([[0.5], [0.5], [2.0]])})  # fmt: skip
+    assert export_table(rb, path) == 2
+    head, *rows = path.read_text().splitlines()
+    assert head == "object,condition,log_reward"
+    assert rows == ['"(1, 1)",(2),2.0', '"(1, 1)",(0.5),1.0']
+
+
 def test_positions_are_rounded(tmp_path):
     env, path = Line(), tmp_path / "table.csv"
     state, rb = env.at_end(torch.randn(10, 1, generator=seeded())), terminating_state_buffer(10)
