@@ -5,10 +5,10 @@
     --json PATH    also write the figures to a file
 
 Rows are completions of 1 to L tokens (int64) with log-probabilities (float32), L uniform. The peer
-is TorchRL's ``LazyStackStorage`` with the same writer and sampler. Ours gets batches padded with
-lengths, or lazy stacks; the peer gets lazy stacks, the only form that it takes. Both return padded
-tensors, except "as stored": there the peer returns a lazy stack of the tensors that it holds,
-without a copy.
+is TorchRL's ``LazyStackStorage`` with its round-robin writer, which keeps the given rows without a
+copy, and random draws. Ours gets batches padded with lengths, or lazy stacks; the peer gets lazy
+stacks, the only form that it takes. Both return padded tensors, except "as stored": there the peer
+returns a lazy stack of the tensors that it holds, without a copy.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def unique(scale: Scale) -> list[Result]:
     """Compare writing one row per completion with writing all rows."""
     results = []
     for longest, n in scale.cases:
-        (ours, _), (peer, _) = (_pair(scale, longest, unique=key) for key in ("tokens", None))
+        ours, peer = (_ours(scale, longest, unique=key) for key in ("tokens", None))
         mine, its = (Contender(rb.extend, partial(padded, n, longest)) for rb in (ours, peer))
         name = f"extend {n} up to {longest}, unique, against all"
         results.append(compare(name, scale.capacity, mine, its, scale.effort))
@@ -180,15 +180,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_parts("Rows of different lengths against lists.", PARTS, FULL, QUICK, arguments)
 
 
-def _pair(scale: Scale, longest: int, **options: Any) -> tuple[TensorDictReplayBuffer, ...]:
-    """Return full buffers of ours and of the peer."""
+def _ours(scale: Scale, longest: int, **options: Any) -> TensorDictReplayBuffer:
+    """Return a full buffer of ours."""
     storage = RaggedStorage(scale.capacity, {"tokens": longest, "log_p": "tokens"})
-    ours = fifo_buffer(scale.capacity, storage=storage, **options)
-    peer = TensorDictReplayBuffer(storage=LazyStackStorage(scale.capacity), **options)
-    batch = padded(scale.capacity, longest)
-    ours.extend(batch)
-    peer.extend(apart(batch))
-    return ours, peer
+    rb = fifo_buffer(scale.capacity, storage=storage, **options)
+    rb.extend(padded(scale.capacity, longest))
+    return rb
+
+
+def _pair(scale: Scale, longest: int) -> tuple[TensorDictReplayBuffer, ...]:
+    """Return full buffers of ours and of the peer."""
+    peer = TensorDictReplayBuffer(storage=LazyStackStorage(scale.capacity))
+    peer.extend(apart(padded(scale.capacity, longest)))
+    return _ours(scale, longest), peer
 
 
 def _as_padded(rows: Any) -> list[torch.Tensor]:
