@@ -45,6 +45,8 @@ def task_options(config: TrainConfig) -> dict[str, Any]:
 def figures_of(trainer: Trainer) -> dict[str, float]:
     """Return the modes found, total variation and error of log Z in nats, those that are known."""
     known = {**trainer.discovery.columns(), **trainer.fit.columns()}
+    if trainer.env.n_modes == 0:  # none are defined
+        known["modes_found"] = None
     return {each.key: known[each.key] for each in _FIGURES if known.get(each.key) is not None}
 
 
