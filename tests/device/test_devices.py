@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from device.test_rows import CAPACITY, PRESETS, SIDES, content, options_of, trajectories
+from device.test_rows import CAPACITY, PRESETS, content, options_of, trajectories
 from device.test_waits import buffer
 from factories import linear_policy, rows as numbered
-from tensordict import NonTensorStack
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import (
@@ -67,21 +66,6 @@ def test_a_generator_of_another_device_is_named(device):
     sampler = GFNSampler(linear_policy(env, False))
     with pytest.raises(ArgumentError, match="as the states are, got one on cpu"):
         sampler.sample_trajectories(env, 2, generator=torch.Generator())
-
-
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize("preset", ["plain", "fifo", "unique by x"])
-def test_words_move_with_their_rows(preset, side, device):
-    options = {"unique": "x"} if preset == "unique by x" else {}
-    make = PRESETS["fifo" if preset == "fifo" else "plain"]
-    rb = make(8, device="cpu" if side == "rows" else device, **options)
-    for start in range(0, 40, 5):
-        words = NonTensorStack(*[f"word {i}" for i in range(start, start + 5)])
-        rows = numbered(torch.arange(5.0) + start, start, text=words)
-        rb.extend(rows.to("cpu" if side == "storage" else device))
-    stored = rb[:]
-    assert sorted(stored["x"].tolist()) == list(range(32, 40))
-    assert list(stored["text"]) == [f"word {i}" for i in stored["x"].tolist()]
 
 
 def test_members_on_two_devices_are_refused(device):
