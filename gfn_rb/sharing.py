@@ -338,11 +338,6 @@ def keep_journal(rb: ReplayBuffer, journal: SlotJournal) -> None:
     compat.set_write_lock(rb, journal)
 
 
-def is_recorded(storage: Storage) -> bool:
-    """Return whether somebody wants to know which slots are written over."""
-    return lock_of(storage) is not None or journal_of(storage) is not None
-
-
 @contextmanager
 def recording(storage: Storage) -> Iterator[None]:
     """Make a block one step of the journal of a storage, under the locks of its buffers."""

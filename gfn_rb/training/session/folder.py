@@ -56,15 +56,16 @@ class RunFolder:
     def create(cls, config: TrainConfig) -> RunFolder:
         """Make the folder of a new run, with its configuration inside, in one step."""
         if config.out is not None:
+            folder = cls(config.out)
             try:
                 if _make(config.out, config):
-                    return cls(config.out)
+                    return folder
             except OSError as error:  # which may name a temporary file
                 raise ArgumentError(
                     f"out must be where a folder can be made, got {config.out}: {error.strerror}"
                 ) from error
-            is_run = cls(config.out).config.exists()
-            hint = f"; to continue a run: {cls(config.out).how_to_resume()}" if is_run else ""
+            is_run = folder.config.exists()
+            hint = f"; to continue a run: {folder.how_to_resume()}" if is_run else ""
             raise ArgumentError(
                 f"out must be a new or an empty folder, got {config.out}, which exists{hint}"
             )
