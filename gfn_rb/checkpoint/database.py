@@ -185,8 +185,8 @@ class Database:
             held: list[tuple[str, bytes]] = []
             if self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 held = self._connection.execute("SELECT name, value FROM state").fetchall()
-            mark = os.pread(self._mark.fileno(), _MARK.size, 0)
-            if not held and not mark.strip(b"\0"):
+            number = os.pread(self._mark.fileno(), 8, 0)
+            if not held and not any(number):
                 return None
             values = {}
             for name, value in held:
@@ -271,9 +271,14 @@ class Database:
     # Writing.
 
     def begin(self, name: str) -> None:
-        """Make the tables of a new journal."""
-        self.name = name
+        """Make the tables of a new journal, and before them a mark of no transaction.
+
+        The first transaction is thus never without the mark of its journal.
+        """
+        self.name, self.number = name, 0
         with self.named_errors():
+            self._write_mark()
+            os.fsync(self._mark.fileno())
             with self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={self._application}")

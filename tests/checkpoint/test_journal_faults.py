@@ -136,6 +136,24 @@ def test_an_interrupt_at_any_line_loses_nothing(name, error, step, tmp_path):
     gc.collect()  # files that an interrupt left open warn here, not in another test
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unclosed files
+def test_a_journal_that_is_stopped_as_it_begins_can_be_opened(tmp_path):
+    for n in range(10_000):
+        path = tmp_path / f"{n}" / "rb.journal"
+        path.parent.mkdir()
+        with Injector(n, KeyboardInterrupt) as injector, contextlib.suppress(KeyboardInterrupt):
+            make(path)
+        rb = make(left_by_kill(path))
+        rb.extend(items(3, 3))
+        assert_nothing_is_lost(rb, rb.journal.path)
+        rb.journal.close()
+        shutil.rmtree(path.parent)
+        if not injector.is_reached:
+            break
+    assert n > 50
+    gc.collect()
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace", "pwrite"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_system_call_that_fails_loses_nothing(name, call, tmp_path, monkeypatch):
