@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sys
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -148,6 +150,18 @@ def buffer_of(sampler, log_reward=(), capacity=None, storage=None, seed=0, **kwa
     return rb
 
 
+@contextlib.contextmanager
+def without_waits():
+    """Raise where work within a block waits for CUDA."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def assert_cuda_draws_do_not_wait(sampler, log_reward, p):
     """Draw without waiting for the device, by the law ``p`` of the rows.
 
@@ -164,13 +178,10 @@ def assert_cuda_draws_do_not_wait(sampler, log_reward, p):
     )
     rb.extend(rows(log_reward).to("cuda"))
     sampler.sample(rb.storage, 4)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waits():
         for replacement in (True, "auto"):
             sampler.replacement = replacement
             index, _ = sampler.sample(rb.storage, 4)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert index.device.type == "cuda"
     sampler.replacement = True
     counts = np.bincount(rb.sample(20_000)["index"].cpu(), minlength=n)

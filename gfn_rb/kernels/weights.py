@@ -120,7 +120,7 @@ class Weights:
         """
         n = log_weight.shape[0]
         self._log_weight[n:] = -math.inf
-        np.minimum(as_array(log_weight), LARGEST, out=self._log_weight[:n])
+        np.minimum(as_array(log_weight), LARGEST, out=self._log_weight[:n], dtype=np.float64)
         self._weigh(_rounded(max(float(self._log_weight.max()), -LARGEST)))
         return not math.isnan(self._origin)
 

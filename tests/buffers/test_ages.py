@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from factories import DEVICES, Ladder, rows, seeded, trajectories
+from factories import DEVICES, Ladder, rows, seeded, trajectories, without_waits
 from statistics_of_draws import chi_square_p
 from torchrl.collectors import Collector
 from torchrl.data import ConsumingSampler
@@ -198,10 +198,7 @@ def test_counting_ages_waits_for_no_device():
     )
     rb.extend(versioned(torch.arange(8)).to("cuda"))
     batch = rb.sample(4)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waits():
         rb.statistics.count_ages(batch["policy_version"])
         rb.statistics.note_version(batch["policy_version"])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert rb.stats()["drawn"] == 4

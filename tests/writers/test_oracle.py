@@ -203,7 +203,8 @@ class Sequence:
     def __init__(self, seed, kind, unique, on_duplicate, device):
         self.rng = rng = random.Random(f"{seed} {kind} {unique} {on_duplicate}")
         self.kind, self.unique, self.on_duplicate = kind, unique, on_duplicate
-        self.storage, self.device = list(STORAGES)[seed % len(STORAGES)], device
+        storages = [name for name in STORAGES if device == "cpu" or name != "mapped"]
+        self.storage, self.device = storages[seed % len(storages)], device
         self.capacity, self.n_objects = rng.choice([1, 2, 3, 5, 8, 40]), rng.choice([3, 8, 60])
         self.oracle = oracle_of(kind, self.capacity, unique, on_duplicate)
         self.serial, self.snapshot = 0, None
