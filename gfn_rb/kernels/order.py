@@ -125,6 +125,13 @@ class Order:
         self._count()
         return _select(np.ascontiguousarray(position), self._blocks)
 
+    def tied(
+        self, position: Int64[np.ndarray, "k"]
+    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
+        """Return the first position with the key of each position, and the one after the last."""
+        self._count()
+        return _tied(np.ascontiguousarray(position), self._blocks)
+
     def first(self, m: int) -> Int64[np.ndarray, "m"]:
         """Return the m slots of lowest keys in ascending order, m at most the length."""
         return _first(m, self._blocks)
@@ -401,15 +408,56 @@ def _count_up(blocks):
 
 
 @compiled
+def _place_of(position, blocks):
+    """Return the place of the block that has a position."""
+    low, high = 0, blocks.n_used[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if blocks.start[middle] > position:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+@compiled
 def _select(position, blocks):
     found = np.empty(len(position), np.int64)
     for i in range(len(position)):
-        low, high = 0, blocks.n_used[0]
-        while high - low > 1:
-            middle = (low + high) // 2
-            if blocks.start[middle] > position[i]:
-                high = middle
-            else:
-                low = middle
-        found[i] = blocks.slot[blocks.at[low], position[i] - blocks.start[low]]
+        place = _place_of(position[i], blocks)
+        found[i] = blocks.slot[blocks.at[place], position[i] - blocks.start[place]]
     return found
+
+
+@compiled
+def _tied(position, blocks):
+    first, end = np.empty(len(position), np.int64), np.empty(len(position), np.int64)
+    for i in range(len(position)):
+        place = _place_of(position[i], blocks)
+        block, at = blocks.at[place], position[i] - blocks.start[place]
+        size, key = blocks.size[place], blocks.key[blocks.at[place], at]
+        if 0 < at < size - 1 and blocks.key[block, at - 1] < key < blocks.key[block, at + 1]:
+            first[i], end[i] = position[i], position[i] + 1  # without a search
+        else:
+            first[i], end[i] = _n_below(key, False, blocks), _n_below(key, True, blocks)
+    return first, end
+
+
+@compiled
+def _n_below(key, is_inclusive, blocks):
+    """Return how many rows have a key below one, or up to it."""
+    low, high = 0, blocks.n_used[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if blocks.low[middle] < key or (is_inclusive and blocks.low[middle] == key):
+            low = middle
+        else:
+            high = middle
+    block, first, end = blocks.at[low], 0, blocks.size[low]
+    while first < end:
+        middle = (first + end) // 2
+        if blocks.key[block, middle] < key or (is_inclusive and blocks.key[block, middle] == key):
+            first = middle + 1
+        else:
+            end = middle
+    return blocks.start[low] + first

@@ -18,6 +18,7 @@ from gfn_rb.shapes import Bool, Float, Float64, Int64
 
 # Ranks whose mass is summed one by one. Beyond them the expansion that follows is exact.
 _HEAD = 2**12
+_NEAR = 512  # below it the digamma function loses fewer digits than three terms of the expansion
 _Draws = tuple[Int64[np.ndarray, "k"], Float[np.ndarray, "k"]]
 
 
@@ -45,9 +46,9 @@ class HarmonicLaw:
             self._total += math.log1p((n - _HEAD) / origin) + correction
 
     @property
-    def support(self) -> int:
-        """How many ranks have a positive probability: all."""
-        return self.n
+    def support(self) -> tuple[int, int]:
+        """The first rank of positive probability and the one after the last: all."""
+        return 0, self.n
 
     def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
         """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
@@ -56,9 +57,14 @@ class HarmonicLaw:
         """
         return _harmonic(uniform, self._head, self.n, self._offset, self._total)
 
-    def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of ranks."""
-        return (rank.to(torch.float64) + self._offset).mul_(self._total).log_().neg_()
+    def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        """Return the log-probability of each of the rows that share the ranks from first to end."""
+        low, n = first.to(torch.float64) + self._offset, end - first
+        high, origin = low + n, low - 0.5
+        far = torch.log1p(n / origin)
+        far -= (origin**-2 - (high - 0.5) ** -2) / 24 - (origin**-4 - (high - 0.5) ** -4) * 7 / 960
+        mass = torch.where(low < _NEAR, torch.digamma(high) - torch.digamma(low), far)
+        return (mass / n).log_() - math.log(self._total)
 
 
 class StepLaw:
@@ -71,10 +77,9 @@ class StepLaw:
         self._p_rest = (1 - self._share) / max(n - n_top, 1)
 
     @property
-    def support(self) -> int:
-        """How many ranks have a positive probability."""
-        top = self._n_top if self._p_top > 0 else 0
-        return top + (self.n - self._n_top if self._p_rest > 0 else 0)
+    def support(self) -> tuple[int, int]:
+        """The first rank of positive probability and the one after the last."""
+        return 0 if self._p_top > 0 else self._n_top, self.n if self._p_rest > 0 else self._n_top
 
     def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
         """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
@@ -83,10 +88,11 @@ class StepLaw:
         """
         return _step(uniform, self.n, self._n_top, self._share)
 
-    def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of ranks."""
-        p = torch.full_like(rank, self._p_rest, dtype=torch.float64)
-        return p.masked_fill_(rank < self._n_top, self._p_top).log_()
+    def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        """Return the log-probability of each of the rows that share the ranks from first to end."""
+        n, n_top = end - first, end.clamp(max=self._n_top) - first.clamp(max=self._n_top)
+        part = n_top.to(torch.float64) / n
+        return (part * self._p_top + (1 - part) * self._p_rest).log_()
 
 
 class GeometricLaw:
@@ -96,7 +102,7 @@ class GeometricLaw:
     """
 
     def __init__(self, n: int, n_first: int, decay: float) -> None:
-        self.n, self.support = n, n_first
+        self.n, self.support = n, (0, n_first)
         self._log_decay = math.log(decay)
         self._total = -math.expm1(n_first * self._log_decay)
         self._log_scale = math.log(-math.expm1(self._log_decay) / self._total)
@@ -106,12 +112,13 @@ class GeometricLaw:
 
         The log-probability of each comes with it.
         """
-        return _geometric(uniform, self.support, self._log_decay, self._total, self._log_scale)
+        return _geometric(uniform, self.support[1], self._log_decay, self._total, self._log_scale)
 
-    def log_prob(self, rank: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of ranks."""
-        log_p = rank.to(torch.float64).mul_(self._log_decay).add_(self._log_scale)
-        return log_p.masked_fill_(rank >= self.support, -math.inf)
+    def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        """Return the log-probability of each of the rows that share the ranks from first to end."""
+        n = end.clamp(max=self.support[1]) - first.clamp(max=self.support[1])
+        mass = -torch.expm1(n.to(torch.float64) * self._log_decay) / self._total
+        return (mass / (end - first)).log_() + first.to(torch.float64) * self._log_decay
 
 
 @compiled
@@ -180,7 +187,10 @@ def ranked_rows(capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> R
 
 
 class RankedDistribution:
-    """Rows drawn by where their keys stand among all, the highest first, ties by row."""
+    """Rows drawn by where their keys stand among all, the highest first.
+
+    Rows of equal keys share their ranks: each is drawn with the mean probability of these ranks.
+    """
 
     def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
         self._law, self._device = law, like.device
@@ -222,56 +232,68 @@ class RankedDistribution:
         return True
 
     def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the rows of ranks, of which 0 is that of the highest key."""
+        """Return the rows of ranks, of which 0 is that of the highest key; ties by row."""
         return torch.from_numpy(self._order.select(rank.numpy()))
 
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, which are all that have a key."""
-        rank = torch.arange(n, device=self._device)
-        log_prob = torch.empty(n, dtype=torch.float64, device=self._device)
-        log_prob[self.rows(rank)] = self._law(n).log_prob(rank)
-        return log_prob
+        by_rank = self._by_rank(self._law(n))
+        row = self.rows(torch.arange(n, device=self._device))
+        return torch.empty_like(by_rank).index_copy_(0, row, by_rank)
+
+    def _by_rank(self, law: RankLaw) -> Float64[Tensor, "n"]:
+        """Return the log-probability of the row of each rank."""
+        first, end = self._order.tied(np.arange(law.n))
+        return law.log_prob(torch.from_numpy(first), torch.from_numpy(end))
 
     def draw(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
         """Draw n rows with replacement, and return the log-probability of each as well."""
-        return self._rows_of(*self._law(len(self)).draw(_uniform(n, generator)))
+        rank, log_prob = self._draw(self._law(len(self)), n, generator)
+        return self.rows(torch.from_numpy(rank)), torch.from_numpy(log_prob)
+
+    def _draw(self, law: RankLaw, n: int, generator: torch.Generator | None) -> _Draws:
+        """Draw ranks by a law, and from each the rank of any of its ties."""
+        rank, log_prob = law.draw(_uniform(n, generator))
+        first, end = self._order.tied(rank)
+        if len(tied := (end - first > 1).nonzero()[0]):
+            first, n_tied = first[tied], (end - first)[tied]
+            among = (_uniform(len(tied), generator) * n_tied).astype(np.int64)
+            rank[tied] = first + np.minimum(among, n_tied - 1)
+            mean = law.log_prob(torch.from_numpy(first), torch.from_numpy(end[tied]))
+            log_prob[tied] = mean.numpy()
+        return rank, log_prob
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"], bool]:
+    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"], Bool[Tensor, ""] | bool]:
         """Draw n different rows that have a key, one after another, each from what is left.
 
-        The first n different ranks that draws with replacement meet have this law. Where a peaked
-        law repeats a few ranks too often, the rest is drawn without repetition.
+        The first n different rows that draws with replacement meet have this law. Where a peaked
+        law repeats a few rows too often, the rest is drawn without repetition.
 
         Returns:
             The rows in the order of their draw, the log-probability of each as a single draw, and
             whether there are n of positive probability: if not, no rows.
         """
         law = self._law(len(self))
-        if n > law.support:
+        first, end = self._order.tied(np.array(law.support) - [0, 1])
+        if n > end[1] - first[0]:
             return torch.empty(0, dtype=torch.int64), torch.empty(0), False
-        rank, log_prob = law.draw(_uniform(n + n // 8, generator))
+        rank, log_prob = self._draw(law, n + n // 8, generator)
         once = first_occurrences(rank)
         while len(once) < n and len(rank) < law.n:
             missing = n - len(once)
-            more = law.draw(_uniform(missing + missing // 8 + len(rank) // 2, generator))
+            more = self._draw(law, missing + missing // 8 + len(rank) // 2, generator)
             pairs = zip((rank, log_prob), more, strict=True)
             rank, log_prob = (np.concatenate(pair) for pair in pairs)
             once = first_occurrences(rank)
-        rank, log_prob = rank[once[:n]], log_prob[once[:n]]
-        if (missing := n - len(rank)) > 0:
-            others = self._perturbed(law, missing, generator, torch.from_numpy(rank))
-            rank = np.concatenate([rank, others.numpy()])
-            log_prob = np.concatenate([log_prob, law.log_prob(others).float().numpy()])
-        return *self._rows_of(rank, log_prob), True
-
-    def _rows_of(
-        self, rank: Int64[np.ndarray, "k"], log_prob: Float[np.ndarray, "k"]
-    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"]]:
-        return torch.from_numpy(self._order.select(rank)), torch.from_numpy(log_prob)
+        drawn, log_p = (torch.from_numpy(each[once[:n]]) for each in (rank, log_prob))
+        if (missing := n - len(drawn)) > 0:
+            others, more_log_p = self._perturbed(law, missing, generator, drawn)
+            drawn, log_p = torch.cat([drawn, others]), torch.cat([log_p, more_log_p])
+        return self.rows(drawn), log_p, True
 
     def _perturbed(
         self,
@@ -279,13 +301,16 @@ class RankedDistribution:
         n: int,
         generator: torch.Generator | None,
         without: Int64[Tensor, "m"] | None = None,
-    ) -> Int64[Tensor, "n"]:
-        """Draw n different ranks as the largest of Gumbel-perturbed log-probabilities."""
-        log_prob = law.log_prob(torch.arange(law.n, device=self._device))
-        if without is not None:
-            log_prob[without] = -math.inf
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
+        """Draw n different ranks as the largest of Gumbel-perturbed log-probabilities.
+
+        The log-probability of each comes with it.
+        """
+        log_prob = self._by_rank(law)
+        left = log_prob if without is None else log_prob.index_fill(0, without, -math.inf)
         exponential = torch.empty_like(log_prob).exponential_(generator=generator)
-        return (log_prob - exponential.clamp_(min=_TINY).log_()).topk(n).indices
+        rank = (left - exponential.clamp_(min=_TINY).log_()).topk(n).indices
+        return rank, log_prob[rank].to(torch.float32)
 
 
 class RankedRows(RankedDistribution):
@@ -297,43 +322,54 @@ class RankedRows(RankedDistribution):
 
     def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
         super().__init__(1, like, law)
-        self._row: Tensor | None = None
+        self._sorted: tuple[Tensor, Tensor] | None = None
+        self._known: tuple[RankLaw, Tensor] | None = None  # log-probabilities by rank
         self.assign(like[:0])
 
     def __len__(self) -> int:
         return self._key.shape[0]
 
     @property
-    def has_mass(self) -> Bool[Tensor, ""]:
+    def has_mass(self) -> Bool[Tensor, ""] | bool:
         """Whether a row can be drawn: False where a key is NaN."""
-        return ~self._key.isnan().any()
+        return len(self) > 0 and ~self._key.isnan().any()
 
     def assign(self, key: Float[Tensor, "n"]) -> bool:
         """Set the keys of the first n rows; the others have none."""
-        self._key, self._row = key, None
+        self._key, self._sorted, self._known = key, None, None
         return True
 
+    def _in_order(self) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
+        """Return the negative keys in ascending order, and the row of each."""
+        if self._sorted is None:
+            self._sorted = self._key.neg().sort(stable=True)
+        return self._sorted
+
     def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the rows of ranks, of which 0 is that of the highest key."""
-        if self._row is None:
-            self._row = self._key.neg().sort(stable=True).indices
-        return self._row[rank]
+        """Return the rows of ranks, of which 0 is that of the highest key; ties by row."""
+        return self._in_order()[1][rank]
+
+    def _by_rank(self, law: RankLaw) -> Float64[Tensor, "n"]:
+        if self._known is None or self._known[0] is not law:
+            key, _ = self._in_order()
+            first, end = (torch.searchsorted(key, key, right=right) for right in (False, True))
+            self._known = law, law.log_prob(first, end)
+        return self._known[1]
 
     def draw(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
         """Draw n rows with replacement, and return the log-probability of each as well."""
-        log_prob = self._law(len(self)).log_prob(torch.arange(len(self), device=self._device))
+        log_prob = self._by_rank(self._law(len(self)))
         rank = categorical(log_prob.exp(), n, generator)
         return self.rows(rank), log_prob[rank].to(torch.float32)
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"], bool]:
+    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
         """Draw n different rows that have a key, one after another, each from what is left."""
-        law = self._law(len(self))
-        rank = self._perturbed(law, n, generator)
-        return self.rows(rank), law.log_prob(rank).to(torch.float32), n <= law.support
+        rank, log_prob = self._perturbed(self._law(len(self)), n, generator)
+        return self.rows(rank), log_prob, log_prob[-1] > -math.inf
 
 
 def _uniform(n: int, generator: torch.Generator | None) -> Float64[np.ndarray, "n"]:

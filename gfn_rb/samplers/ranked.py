@@ -24,8 +24,8 @@ from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 class RankSampler(KeySampler):
     """Draws rows by the rank of their key among all stored rows.
 
-    Rank 0 is the highest key. Of items with equal keys, the lower row has the lower rank. Items of
-    reward zero (-inf) have the last ranks and are drawn by them.
+    Rank 0 is the highest key. Items with equal keys share their ranks: each is drawn with the mean
+    probability of these ranks. Items of reward zero (-inf) share the last ranks.
     Ranks are always exact. On the CPU, the cost of a write hardly depends on the number of items.
     On CUDA, each change sorts them again.
 
@@ -61,8 +61,8 @@ class RankRewardSampler(RankSampler):
     r"""Draws item i of N with probability :math:`p_i \propto 1 / (k N + r_i)`.
 
     :math:`r_i` is the item's rank, 0 for the highest reward (Tripp et al. 2020, arXiv:2006.09191,
-    equation 1). Only the order of rewards matters, not their scale. Of items with equal rewards,
-    the lower row has the lower rank.
+    equation 1). Only the order of rewards matters, not their scale. Items with equal rewards are
+    drawn equally often, each with the mean probability of their ranks.
 
     Args:
         key: entry to rank items by, such as the log-reward.
@@ -94,7 +94,8 @@ class QuantileRewardSampler(RankSampler):
     :math:`m = \lceil \text{top\_fraction} \cdot N \rceil` of highest reward have probability
     ``top_share / m`` each, and the others ``(1 - top_share) / (N - m)``. ``top_fraction`` is used
     as a decimal number: a tenth of 30 items are 3. If all items are at the top (m = N, as for
-    N = 1), draws are uniform. Of items with equal rewards, the lower row has the lower rank.
+    N = 1), draws are uniform. Items with equal rewards are drawn equally often, each with the mean
+    probability of their ranks.
 
     Each draw of a batch follows this law independently. The number of top items in a batch
     therefore varies around ``top_share`` of it, whereas the paper fixes it. Without replacement,
@@ -135,8 +136,8 @@ class RecencySampler(RankSampler):
     r"""Draws from the newest rows, item i with probability :math:`p_i \propto d^{r_i}`.
 
     :math:`r_i` is the item's rank by age, 0 for the newest. Items of rank ``newest`` and above are
-    not drawn, which truncates the geometric law. Of items with equal keys, such as those of one
-    policy version, the lower row has the lower rank.
+    not drawn, which truncates the geometric law. Items with equal keys, such as those of one policy
+    version, are drawn equally often, each with the mean probability of their ranks.
 
     To weigh rows by their age instead of their rank, in proportion to
     :math:`\gamma^\text{age in versions}`, use

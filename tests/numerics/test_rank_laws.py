@@ -20,9 +20,13 @@ from gfn_rb.numerics.rank_laws import (
 BELOW_1 = 1 - 2.0**-53
 
 
+def log_prob_of(law, rank):
+    return law.log_prob(torch.as_tensor(rank), torch.as_tensor(rank) + 1)
+
+
 def quantile(law, uniform):
     rank, log_prob = law.draw(np.array(uniform, float))
-    np.testing.assert_allclose(log_prob, law.log_prob(torch.from_numpy(rank)), rtol=1e-5)
+    np.testing.assert_allclose(log_prob, log_prob_of(law, rank), rtol=1e-5, atol=1e-12)
     return rank.tolist()
 
 
@@ -41,7 +45,14 @@ def test_harmonic_law_is_inverted_exactly(n, offset):
     assert quantile(law, above.astype(float)[:-1].tolist()) == (rank[:-1] + 1).tolist()
     assert quantile(law, [0.0, BELOW_1])[1] == n - 1
     expected = np.log(weight / weight.sum()).astype(float)
-    np.testing.assert_allclose(law.log_prob(torch.arange(n)), expected, atol=1e-12)
+    np.testing.assert_allclose(log_prob_of(law, np.arange(n)), expected, atol=1e-12)
+    ends = np.unique(np.geomspace(1, n, 30).astype(int))
+    first, end = (each.reshape(-1) for each in np.meshgrid(ends - 1, ends))
+    first, end = first[first < end], end[first < end]
+    before = np.concatenate([[0], (weight / weight.sum())[::-1].cumsum()])[::-1]  # small ones first
+    mean = ((before[first] - before[end]) / (end - first)).astype(float)
+    shared = law.log_prob(torch.from_numpy(first), torch.from_numpy(end))
+    np.testing.assert_allclose(shared, np.log(mean), atol=1e-10)
 
 
 def test_harmonic_law_of_many_ranks_costs_no_memory():
@@ -64,7 +75,7 @@ def test_geometric_law_is_inverted_exactly(n, first, decay):
     law = GeometricLaw(n, first, decay)
     weight = [decay**rank if rank < first else 0.0 for rank in range(n)]
     p = np.array(weight) / sum(weight)
-    assert law.log_prob(torch.arange(n)).exp().tolist() == pytest.approx(p)
+    assert log_prob_of(law, np.arange(n)).exp().tolist() == pytest.approx(p)
     centre = p.cumsum() - p / 2
     drawn = (p > 1e-12).nonzero()[0]  # the others leave no number between 0 and 1 to double floats
     assert quantile(law, centre[drawn]) == drawn.tolist()
@@ -78,8 +89,8 @@ def test_step_law_is_inverted_exactly(n, top, share):
     rest = n - top
     share = Fraction(1) if rest == 0 else share
     p = [share / top] * top + [(1 - share) / max(rest, 1)] * rest
-    assert law.log_prob(torch.arange(n)).exp().tolist() == pytest.approx([float(q) for q in p])
-    assert law.support == sum(q > 0 for q in p)
+    assert log_prob_of(law, np.arange(n)).exp().tolist() == pytest.approx([float(q) for q in p])
+    assert [*range(*law.support)] == [rank for rank in range(n) if p[rank] > 0]
     cumulative = np.cumsum([float(q) for q in p])
     for u in torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(n)):
         if abs(cumulative - float(u)).min() > 1e-12:
@@ -101,11 +112,10 @@ def harmonic(k):
 
 
 def probabilities(key, law):
-    """The law of each row, ties by row."""
-    order = sorted(range(len(key)), key=lambda row: (-key[row], row))
-    p = np.empty(len(key))
-    p[order] = law.log_prob(torch.arange(len(key))).exp()
-    return p
+    """The law of each row, equal for rows of equal keys."""
+    key, p = np.array(key, float), np.empty(len(key))
+    p[np.argsort(-key, kind="stable")] = log_prob_of(law, np.arange(len(key))).exp()
+    return np.array([p[key == each].mean() for each in key])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -128,6 +138,9 @@ def test_draws_with_replacement_have_the_law(device, n):
         (harmonic(1e-4), 2),  # they seldom do
         (harmonic(1e-4), 4),
         (lambda n: StepLaw(n, 2, 0.9), 3),
+        (lambda n: StepLaw(n, 1, 1.0), 2),  # two rows share the one rank
+        (lambda n: StepLaw(n, 1, 0.0), 5),
+        (lambda n: GeometricLaw(n, 4, 0.3), 4),
     ],
 )
 def test_distinct_draws_have_the_law_of_successive_sampling(device, law, n):
@@ -200,7 +213,7 @@ def test_rows_follow_any_updates(device):
 
 
 @given(st.lists(st.integers(0, 2**60), max_size=40), st.integers(0, 3))
-def testfirst_occurrences(values, shift):
+def test_first_occurrences(values, shift):
     values = np.array([value >> 20 * shift for value in values], np.int64)
     first = [i for i, value in enumerate(values) if value not in values[:i]]
     assert first_occurrences(values).tolist() == first

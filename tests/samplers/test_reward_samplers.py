@@ -53,7 +53,7 @@ ranked_kinds = pytest.mark.parametrize("kind", ["rank", "quantile"])
 
 
 def law_of_rows(kind, log_reward):
-    """Each row's probability; ranks go from the highest reward down, ties by row."""
+    """Each row's probability; ranks go from the highest reward down, equal rows share theirs."""
     n = len(log_reward)
     if kind == "softmax":
         return torch.softmax(torch.as_tensor(log_reward, dtype=torch.float64) / 2, 0).numpy()
@@ -62,8 +62,9 @@ def law_of_rows(kind, log_reward):
     if kind == "quantile":
         of_rank = np.array([0.6 / top] * top + [0.4 / max(n - top, 1)] * (n - top))
     p = np.empty(n)
-    p[sorted(range(n), key=lambda i: (-float(log_reward[i]), i))] = of_rank / of_rank.sum()
-    return p
+    key = np.array([float(each) for each in log_reward])
+    p[np.argsort(-key, kind="stable")] = of_rank / of_rank.sum()
+    return np.array([p[key == each].mean() for each in key])
 
 
 def buffer(kind, log_reward=LOG_REWARD, capacity=None, storage=None, seed=0, writer=None, **kwargs):
@@ -102,17 +103,17 @@ def test_draws_follow_the_reward(kind, dtype):
             [1e4, 1e4 + 0.5 * math.log(3), -1e4],
             [0.25, 0.75, 0],
         ),
-        # N = 4 and k = 1/2: 1 / (2 + rank), the highest first, of equal ones the lower row.
+        # N = 4 and k = 1/2: 1 / (2 + rank), the highest first, equal ones alike.
         (
             RankRewardSampler(k=0.5, replacement=True),
             [1.0, 7.0, 1.0, 9.0],
-            np.array([15, 20, 12, 30]) / 77,
+            np.array([13.5, 20, 13.5, 30]) / 77,
         ),
-        # The top half of five items, rounded up, are three; a tie is decided for the lower row.
+        # The top half of five items, rounded up, are three; two that are equal share a place.
         (
             QuantileRewardSampler(top_fraction=0.5, top_share=0.9, replacement=True),
             [1.0, 7.0, 1.0, 9.0, 0.0],
-            [0.3, 0.3, 0.05, 0.3, 0.05],
+            [0.175, 0.3, 0.175, 0.3, 0.05],
         ),
         # Ranks 1, 0, 2 and 3 of the latter, which is not drawn: 4 : 2 : 1.
         (
