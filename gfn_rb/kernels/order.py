@@ -122,14 +122,16 @@ class Order:
 
     def select(self, position: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
         """Return the slots at positions of the order, 0 that of the lowest key."""
-        self._count()
+        if not self._is_counted:
+            self._count()
         return _select(np.ascontiguousarray(position), self._blocks)
 
     def tied(
         self, position: Int64[np.ndarray, "k"]
     ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
         """Return the first position with the key of each position, and the one after the last."""
-        self._count()
+        if not self._is_counted:
+            self._count()
         return _tied(np.ascontiguousarray(position), self._blocks)
 
     def first(self, m: int) -> Int64[np.ndarray, "m"]:
@@ -157,9 +159,8 @@ class Order:
 
     def _count(self) -> None:
         """Count the rows before each block."""
-        if not self._is_counted:
-            _count_up(self._blocks)
-            self._is_counted = True
+        _count_up(self._blocks)
+        self._is_counted = True
 
 
 @compiled

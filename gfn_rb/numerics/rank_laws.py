@@ -278,9 +278,11 @@ class RankedDistribution:
             whether there are n of positive probability: if not, no rows.
         """
         law = self._law(len(self))
-        first, end = self._order.tied(np.array(law.support) - [0, 1])
-        if n > end[1] - first[0]:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0), False
+        first, end = law.support
+        if n > end - first:  # unless other rows share these ranks
+            firsts, ends = self._order.tied(np.array([first, end - 1]))
+            if n > ends[1] - firsts[0]:
+                return torch.empty(0, dtype=torch.int64), torch.empty(0), False
         rank, log_prob = self._draw(law, n + n // 8, generator)
         once = first_occurrences(rank)
         while len(once) < n and len(rank) < law.n:

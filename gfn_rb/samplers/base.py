@@ -275,7 +275,8 @@ def number(name: str, value: Any, rule: str, fits: Callable[[float], bool]) -> f
     except (TypeError, ValueError):
         raise ArgumentError(f"{name} must be {rule}, got {value!r}") from None
     if not fits(converted):
-        raise ArgumentError(f"{name} must be {rule}, got {value!r}")
+        got = value if isinstance(value, float) else repr(value)  # NumPy's float tells its type
+        raise ArgumentError(f"{name} must be {rule}, got {got}")
     return converted
 
 

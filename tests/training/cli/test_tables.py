@@ -40,7 +40,7 @@ def test_the_final_table_states_what_came_out():
         "modes found": "3 of 4 (75%)",
         "mean score of the best 100": "0.5555",
         **dict(zip(("best object", "second", "third"), objects, strict=True)),
-        "different rows in 1,000 draws": "0.7%",
+        "different rows in 1,000 draws": "0.8%",
         "mean age of a draw": "0.0 steps",
         "distinct reward calls": "36 of 12,000",
         "wall time": "10.0 s",
