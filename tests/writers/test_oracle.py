@@ -283,7 +283,8 @@ class Sequence:
             self.oracle.foreign(slots, rows)
 
     def other(self, stored):
-        if stored == self.capacity:
+        # To a storage that was loaded, TorchRL's writer adds a column on the CPU.
+        if stored == self.capacity and self.device == "cpu":
             other = TensorDictReplayBuffer(storage=self.rb.storage)
             rows, data = self.batch(self.rng.randrange(1, stored + 1))
             self.oracle.foreign(other.extend(data).tolist(), rows)
