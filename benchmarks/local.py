@@ -249,6 +249,17 @@ def growth(scale: Scale) -> list[Result]:
                     label = f"{name}, against {few:,} rows"
                     pair = contender(ours, n), contender(peer, n)
                     results.append(_compare(label, capacity, n, pair, scale, (1.6, 1.6, 1.6)))
+        del ours, peer
+        floors = _full(capacity), _full(few)
+        for name, contender in (
+            ("round robin", lambda rb, n: _extending(rb, n // 2, n)),
+            ("random draws", lambda rb, n: _drawing(rb, n=n)),
+        ):
+            for n in scale.batches:
+                if n <= few // 10:  # what the memory of so many rows costs TorchRL as well
+                    label = f"{name} of TorchRL, against {few:,} rows"
+                    pair = contender(floors[0], n), contender(floors[1], n)
+                    results.append(_compare(label, capacity, n, pair, scale))
     return results
 
 
