@@ -65,8 +65,8 @@ class Journal:
     write has it, too.
 
     Args:
-        rb: buffer of one process, with a one-dimensional ``TensorStorage`` or a ``ListStorage`` of
-            TensorDicts, and a writer of gfn_rb. ``rb.journal`` is set to this journal.
+        rb: buffer of one process, with a one-dimensional ``TensorStorage`` of TensorDicts, and a
+            writer of gfn_rb. ``rb.journal`` is set to this journal.
         path: the database. While it is open, SQLite's log is in ``path`` with ``-wal`` appended. A
             file with ``-mark`` appended holds the number of the last synced transaction. The three
             belong together.

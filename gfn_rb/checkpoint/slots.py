@@ -2,7 +2,6 @@
 
 The content of a slot is the bytes of the values that writer and sampler keep for it, then those of
 the entries of its row. Of entries that differ in length the lengths come first and the bytes last.
-A row of a list is a frame instead.
 Slots behind the last row have the former alone. What a transaction writes are effects, not calls:
 restoring them is exact, and needs no environment or distance.
 """
@@ -15,24 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, lazy_stack
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
-from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.buffers import State, expect, is_count, restore
-from gfn_rb.codec.frames import decode_frame, encode_frame
-from gfn_rb.codec.primitives import DTYPES, LazyBuffer, dtype_name
+from gfn_rb.codec.primitives import DTYPES, dtype_name
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import mask_key
 from gfn_rb.shapes import Int64, Shaped
 from gfn_rb.sharing import SlotState
 from gfn_rb.storages import EncodedStorage
 
-_ROW = 1  # the kind of a row's frame
 _BESIDE, _ROWS, _FIXED, _RAGGED = "beside", "rows", "fixed", "ragged"  # of a layout
-_FORMS = {type(None): "frames", dict: "lengths and bytes", list: "columns"}
 
 Layout = dict[str, Any]
 
@@ -43,10 +39,9 @@ def slot_states(rb: Any) -> list[SlotState]:
         kind = "one that is shared" if isinstance(rb, ReplayBuffer) else type(rb).__qualname__
         raise ArgumentError(f"journal needs a replay buffer of one process, got {kind}")
     storage, writer, sampler = rb.storage, rb.writer, rb.sampler
-    if not isinstance(storage, (TensorStorage, ListStorage)) or storage.ndim != 1:
+    if not isinstance(storage, TensorStorage) or storage.ndim != 1:
         raise ArgumentError(
-            "journal needs a TensorStorage of one dimension or a ListStorage, got a "
-            f"{type(storage).__name__}"
+            f"journal needs a TensorStorage of one dimension, got a {type(storage).__name__}"
         )
     if not isinstance(writer, SlotState):
         raise ArgumentError(
@@ -83,17 +78,11 @@ def contents_of(rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m
     storage = rb.storage
     rows, beyond = slot.split([n := int((slot < len(storage)).sum()), len(slot) - n])
     beside = _beside(rb, parts)
-    if not n:
-        frames, leaves = [], beside
-    elif isinstance(storage, EncodedStorage):
-        frames, leaves = _ragged_bytes(storage, rows), beside
-    elif isinstance(storage, ListStorage):
-        frames, leaves = _frames(storage, rows), beside
+    if n and isinstance(storage, EncodedStorage):
+        pairs = zip(_bytes_of(beside, rows), _ragged_bytes(storage, rows), strict=True)
+        contents = [a + b for a, b in pairs]
     else:
-        frames, leaves = [], [*beside, *_leaves(storage).values()]
-    contents = _bytes_of(leaves, rows)
-    if frames:
-        contents = [a + b for a, b in zip(contents, frames, strict=True)]
+        contents = _bytes_of([*beside, *(_leaves(storage).values() if n else ())], rows)
     return contents + _bytes_of(beside, beyond)
 
 
@@ -116,16 +105,15 @@ def restore_slots(
     storage, n, layout = rb.storage, counts["length"], counts["layout"]
     present = [_entry(each) for each in _beside(rb, parts)]
     expect("values kept beside rows", layout[_BESIDE], present)
-    came, own = (_FORMS[type(each[_ROWS])] for each in (layout, _layout_of(rb, parts)))
+    forms = (isinstance(each[_ROWS], dict) for each in (layout, _layout_of(rb, parts)))
+    came, own = ("lengths and bytes" if each else "columns" for each in forms)
     expect("form of rows", came, own)
     _check_counts(rb, parts, counts)
     if list(slots[:n]) != list(range(n)):
         raise ValueError(f"{n} rows are in other slots than 0 to {n - 1}")
     width = sum(_nbytes(*each) for each in layout[_BESIDE])
     rows: Any = None
-    if layout[_ROWS] is None:
-        rows = [_row_of(content[width:]) for content in contents[:n]]
-    elif isinstance(layout[_ROWS], dict):
+    if isinstance(layout[_ROWS], dict):
         rows = _ragged_content(contents[:n], width, layout[_ROWS]) if n else {}
     elif n:
         names, entries = zip(*layout[_ROWS], strict=True)
@@ -144,8 +132,7 @@ def restore_slots(
         compat.track_slot_generations(storage).fill_(-1)
     slot = torch.tensor(slots, dtype=torch.int64)
     for target, value in zip(_beside(rb, parts), beside, strict=True):
-        is_there = slot < len(target)  # a list is as long as its rows
-        target.index_copy_(0, slot[is_there].to(target.device), value[is_there].to(target.device))
+        target.index_copy_(0, slot.to(target.device), value.to(target.device))
     buffers = dict(rb.transform.named_buffers())
     for name, numbers in counts["transform"].items():
         buffers[name].copy_(torch.tensor(numbers, dtype=buffers[name].dtype))
@@ -168,11 +155,8 @@ def _check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str,
 
 
 def _layout_of(rb: ReplayBuffer, parts: list[SlotState]) -> Layout:
-    rows: Any = None
-    if isinstance(rb.storage, EncodedStorage):
-        rows = _ragged_layout(rb.storage)
-    elif not isinstance(rb.storage, ListStorage):
-        rows = _named(_leaves(rb.storage))
+    is_encoded = isinstance(rb.storage, EncodedStorage)
+    rows = _ragged_layout(rb.storage) if is_encoded else _named(_leaves(rb.storage))
     return {_BESIDE: [_entry(each) for each in _beside(rb, parts)], _ROWS: rows}
 
 
@@ -271,27 +255,6 @@ def _leaves(storage: Storage) -> dict[Any, Tensor]:
     if not isinstance(held, TensorDictBase):
         raise ArgumentError(f"journal needs rows in TensorDicts, got a {type(held).__name__}")
     return dict(held.items(True, True))
-
-
-def _frames(storage: Storage, slot: Int64[Tensor, "m"]) -> list[bytes]:
-    """Return rows as frames, each with what it holds alone."""
-    rows = storage.get(slot.tolist())
-    for row in rows:
-        if not isinstance(row, TensorDictBase):
-            raise ArgumentError(f"journal needs rows in TensorDicts, got a {type(row).__name__}")
-    return [
-        b"".join(
-            part.make() if isinstance(part, LazyBuffer) else bytes(part)
-            for part in encode_frame(_ROW, lazy_stack([row]))
-        )
-        for row in rows
-    ]
-
-
-def _row_of(frame: bytes) -> TensorDictBase:
-    rows = decode_frame(np.frombuffer(bytearray(frame), np.uint8)).rows
-    assert rows is not None
-    return rows[0]
 
 
 # Tensors as bytes, one row of them per slot.
