@@ -150,8 +150,9 @@ def summarize(rb: ReplayBuffer, describe: Any = None) -> BufferSummary:
     with locked(rb) as members:
         columns = read_columns(rb, members)
         best = columns.best(_N_BEST)
-        named = words_of(words, objects_at(members, best)) if len(best) else []
-        if conditions := conditions_at(members, best):
+        objects, conditions = objects_at(members, best)
+        named = words_of(words, objects)
+        if conditions:
             named = [f"{name} under {each}" for name, each in zip(named, conditions, strict=True)]
         return summarized(columns, members, best, named)
 
@@ -218,26 +219,23 @@ def slots_of(
         start += len(member.storage)
 
 
-def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> Any:
-    """Return the objects of some rows, numbered as in :class:`RowColumns`: a tensor or a list."""
+def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> tuple[Any, list[str]]:
+    """Return the objects of some rows, numbered as in :class:`RowColumns`: a tensor or a list.
+
+    The second value has their conditions as numbers, and is empty unless all rows have one.
+    """
     found: dict[int, Any] = {}
+    conditions: dict[int, str] = {}
     for member, at, slot in slots_of(members, index):
-        objects = _objects(whole_rows(member, slot), _key(member))
+        rows = whole_rows(member, slot)
+        objects, condition = _objects(rows, _key(member)), rows.get(keys.CONDITION, None)
         found |= zip(at.tolist(), [] if objects is None else objects[0], strict=True)
+        if isinstance(condition, Tensor):
+            conditions |= zip(at.tolist(), numbers_in_words(condition), strict=True)
     listed = [found[i] for i in range(len(index))]
+    named = [conditions[i] for i in sorted(conditions)] if len(conditions) == len(index) else []
     shapes = {each.shape if isinstance(each, Tensor) else None for each in listed}
-    return torch.stack(listed) if len(shapes) == 1 and None not in shapes else listed
-
-
-def conditions_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> list[str]:
-    """Return the conditions of some rows, as their numbers; an empty list where rows have none."""
-    found: dict[int, str] = {}
-    for member, at, slot in slots_of(members, index):
-        condition = whole_rows(member, slot).get(keys.CONDITION, None)
-        if not isinstance(condition, Tensor):
-            return []
-        found |= zip(at.tolist(), numbers_in_words(condition), strict=True)
-    return [found[i] for i in range(len(index))]
+    return torch.stack(listed) if len(shapes) == 1 and None not in shapes else listed, named
 
 
 def as_describe(describe: Any) -> Describe:
@@ -264,7 +262,7 @@ def words_of(describe: Describe, objects: Any) -> list[str]:
         ArgumentError: the callable raises, or does not return as many texts.
     """
     try:
-        words = [*describe(objects)]
+        words = [*describe(objects)] if len(objects) else []
     except Exception as error:  # of a user's code
         raise ArgumentError(
             f"describe must return a text for each state, it raised {type(error).__name__}: "

@@ -17,7 +17,6 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.arguments import as_count, kind_of, shown
 from gfn_rb.buffers.summary import (
     as_describe,
-    conditions_at,
     locked,
     objects_at,
     read_columns,
@@ -49,9 +48,8 @@ def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[st
         columns = read_columns(rb, members)
         n_rows = sum(len(each.storage) for each in members)
         best = columns.best(n_rows if k is None else as_count("k", k))
-        words = words_of(as_describe(env), objects_at(members, best)) if len(best) else []
-        conditions = conditions_at(members, best)
-    table: dict[str, list[Any]] = {OBJECT: words}
+        objects, conditions = objects_at(members, best)
+        table: dict[str, list[Any]] = {OBJECT: words_of(as_describe(env), objects)}
     if conditions:
         table[CONDITION] = conditions
     for name in (LOG_REWARD, "age"):

@@ -80,7 +80,7 @@ def read_content(
         content = BufferContent(columns, summary, row, batch_size or rb.batch_size or _BATCH_SIZE)
         if not n:
             return content
-        objects = None if number is None else stored.objects_at(members, row)
+        objects = None if number is None else stored.objects_at(members, row)[0]
         with _noted(content, "map"):
             x = _features(members, row, objects, env, read)
             content.position, content.axes = plane(x.cpu())

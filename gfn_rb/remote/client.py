@@ -201,11 +201,6 @@ class ManagerClient:
         self.statistics.seconds_sending += time.perf_counter() - start
         return sent
 
-    def _send_again(self, managers: Collection[int]) -> None:
-        """Send the rows of the worker's buffer that some managers own."""
-        for rows in self._held() if managers else ():
-            self._send(rows, True, managers, is_new=False)
-
     def _post(self, rank: int, kind: Kind, meta: dict[str, Any]) -> None:
         """Send a question; a late answer to an earlier one is dropped."""
         # A question has no number: one is open at a time, and the transport keeps the order.
@@ -298,7 +293,8 @@ class ManagerClient:
             return
         self.membership.seen(rank)
         log.warning("%s: manager %d is back", self._name, rank)
-        self._send_again([rank])
+        for rows in self._held():
+            self._send(rows, True, [rank], is_new=False)
 
     def _welcome(self, answer: ReceivedFrame) -> None:
         """Use a manager's answer to a greeting."""

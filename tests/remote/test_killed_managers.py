@@ -79,7 +79,8 @@ def test_what_killed_managers_acknowledged_is_back(tmp_path):
             assert len(held) == len(set(held)) <= CAPACITY
             if round_ == n_kills:
                 cluster.worker.extend(objects([next(numbers)]))
-                cluster.worker._send_again(cluster.worker.managers)
+                for rows in cluster.worker._held():
+                    cluster.worker._send(rows, True, MANAGERS, is_new=False)
                 cluster.worker.drain(PATIENCE)
                 everything = sorted(values_of(local), reverse=True)[:CAPACITY]
                 kept = cluster.queries.items(MANAGERS, PATIENCE)["state"][:, 0].tolist()
