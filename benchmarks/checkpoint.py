@@ -1,6 +1,7 @@
 """How fast a replay buffer is saved and loaded, against what the machine can do.
 
-A full buffer held in memory is saved, and loaded back into itself. Peers: ``torch.save`` of the
+A full buffer held in memory is saved, and loaded into a new one, or back into itself, which first
+copies what it holds so that a failed load changes nothing. Peers: ``torch.save`` of the
 same tensors, synced as a checkpoint is, and ``torch.load``, plain and mapped; TorchRL's ``dumps``
 and ``loads``, which neither sync nor sum. The floor: the same bytes written and synced, or read,
 with nothing else done. All write new files, and read what is in the page cache. A ratio of 1 means
@@ -20,6 +21,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -45,9 +47,18 @@ def full_buffer(nbytes: float) -> TensorDictReplayBuffer:
         nbytes: roughly.
     """
     n = max(1, int(nbytes / (4 * _WIDTH + 12)))
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(n), writer=FIFOWriter(), batch_size=128)
+    rb = empty_buffer(n)
     rb.extend(TensorDict({"state": torch.randn(n, _WIDTH), "log_reward": torch.randn(n)}, [n]))
     return rb
+
+
+def empty_buffer(n: int) -> TensorDictReplayBuffer:
+    """Return a buffer for so many rows.
+
+    Args:
+        n: rows.
+    """
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(n), writer=FIFOWriter(), batch_size=128)
 
 
 def tensors_of(rb: TensorDictReplayBuffer) -> dict[str, Tensor]:
@@ -122,7 +133,10 @@ def loaders(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
     """
     tensors = tensors_of(rb)
     return {
-        "load_checkpoint": Contender(lambda _: load_checkpoint(folder / "ours", rb)),
+        "load_checkpoint": Contender(
+            lambda new: load_checkpoint(folder / "ours", new), lambda: empty_buffer(len(rb))
+        ),
+        "load_checkpoint into itself": Contender(lambda _: load_checkpoint(folder / "ours", rb)),
         "torch.load": Contender(lambda _: torch_load(tensors, folder / "torch", mapped=False)),
         "torch.load(mmap=True)": Contender(
             lambda _: torch_load(tensors, folder / "torch", mapped=True)
@@ -132,16 +146,18 @@ def loaders(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
     }
 
 
-def increments(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
+def increments(rb: TensorDictReplayBuffer, folder: Path, opened: ExitStack) -> dict[str, Contender]:
     """Return what is timed for saving one percent of the rows.
 
     Args:
         rb: a full buffer, which has a journal from now on.
         folder: where to write.
+        opened: closes the journal.
     """
     n = max(1, len(rb) // 100)
     rows = rb[:n].exclude("index").clone()
     journal = Journal(rb, folder / "one percent", sync="never")
+    opened.callback(journal.close)
 
     def change(_: object) -> None:
         rb.extend(rows)
@@ -151,17 +167,18 @@ def increments(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]
     return {"journal, 1% of the rows": Contender(change), "save_checkpoint": whole}
 
 
-def extenders(folder: Path) -> dict[str, Contender]:
+def extenders(folder: Path, opened: ExitStack) -> dict[str, Contender]:
     """Return what is timed for 5,000 extends, the one without a journal last.
 
     Args:
         folder: where journals lie.
+        opened: closes them.
     """
     made = {}
     for name in ("interval", "always", "never", "extend"):
         made[name] = fifo_buffer(_ROWS)
         if name != "extend":
-            Journal(made[name], folder / name, name)
+            opened.callback(Journal(made[name], folder / name, name).close)
         made[name].extend(_small(_ROWS))
     rows = _small(128)
 
@@ -240,8 +257,9 @@ def main() -> None:
         print(f"{len(rb):,} rows, {nbytes / 1e9:.2f} GB; medians of paired runs")
         report(savers(rb, folder), nbytes, effort)
         report(loaders(rb, folder), nbytes, effort)
-        compare_last(increments(rb, folder), effort)
-        compare_last(extenders(folder), effort)
+        with ExitStack() as opened:
+            compare_last(increments(rb, folder, opened), effort)
+            compare_last(extenders(folder, opened), effort)
     finally:
         shutil.rmtree(folder)
 

@@ -185,10 +185,13 @@ class Journal:
 
     def __del__(self) -> None:
         if hasattr(self, "_revision"):
-            try:
-                self.close()
-            except GfnRbError as error:
-                _log.warning("changes are lost: %s", error)
+            self._close_at_end()
+
+    def _close_at_end(self) -> None:
+        try:
+            self.close()
+        except GfnRbError as error:
+            _log.warning("changes are lost: %s", error)
 
     @contextmanager
     def replaying(self) -> Iterator[None]:
@@ -362,4 +365,4 @@ _NO_SLOT = torch.empty(0, dtype=torch.int64)
 
 def _close(journal: weakref.ref[Journal]) -> None:
     if alive := journal():
-        alive.close()
+        alive._close_at_end()
