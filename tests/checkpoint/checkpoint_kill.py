@@ -18,6 +18,7 @@ from torchrl.data import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from writers.shared_kill import forked
 
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 
@@ -43,17 +44,6 @@ def save_for_ever(path, k):
         rb.extend(generation(k))
         save_checkpoint(path, rb, k=k)
         k += 1
-
-
-def forked(work):
-    """Run in a child, which never returns; give its process id."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return child
 
 
 def timed(work):
@@ -123,10 +113,7 @@ def within(nbytes, work):
     def limited():
         limit = data_segment() + nbytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        try:
-            work()
-        except BaseException:
-            os._exit(1)
+        work()
 
     _, status = os.waitpid(forked(limited), 0)
     return os.waitstatus_to_exitcode(status) == 0

@@ -5,7 +5,6 @@ the rows of each batch after ``sample`` has returned. It is killed at a random i
 a batch that was counted but not told are those in flight: at most one batch for each kill.
 """
 
-import json
 import os
 import random
 import select
@@ -14,7 +13,7 @@ import time
 from collections import Counter
 
 import torch
-from checkpoint.journal_kill import forked
+from checkpoint.journal_kill import answer_of, forked
 from factories import rows, seeded
 
 from gfn_rb import PrioritySampler
@@ -47,18 +46,10 @@ def serve(kind, path, sync, tell):
 
 
 def look(kind, path):
-    def find(pipe):
-        rb = make(kind, path, "never")
-        held = rb.storage[:] if len(rb) else {"x": torch.empty(0), "n_draws": torch.empty(0)}
-        pairs = dict(zip(held["x"].tolist(), held["n_draws"].tolist(), strict=True))
-        answer = {"offered": rb.stats()["offered"], "rows": pairs}
-        os.write(pipe.pipe, json.dumps(answer).encode())
-
-    child, pipe = forked(find)
-    with open(pipe) as stream:
-        answer = stream.read()
-    os.waitpid(child, 0)
-    return json.loads(answer)
+    rb = make(kind, path, "never")
+    held = rb.storage[:] if len(rb) else {"x": torch.empty(0), "n_draws": torch.empty(0)}
+    pairs = dict(zip(held["x"].tolist(), held["n_draws"].tolist(), strict=True))
+    return {"offered": rb.stats()["offered"], "rows": pairs}
 
 
 def draw_and_kill(folder, n_kills, seed):
@@ -83,7 +74,7 @@ def draw_and_kill(folder, n_kills, seed):
                 served[kind].update(map(int, value.split("-")))
             elif what != "had":
                 wrong.append(f"{i}: {kind}: {what} {value}")
-        found = look(kind, path)
+        found = answer_of(lambda args=(kind, path): look(*args))
         had = [int(value) for what, value in told if what == "had"]
         counted = {x: found["rows"].get(str(x), MAX_DRAWS) for x in range(found["offered"])}
         missing = Counter(counted)

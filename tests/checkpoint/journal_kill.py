@@ -283,26 +283,27 @@ def told_by(pipe):
     return {what: int(k) if k.isdigit() else -1 for what, k in pairs}
 
 
-def look(place):
-    """Return what a process finds that opens the journal."""
-
-    def find(pipe):
-        rb = make(place.kind, place.path, "never")
-        found = {"offered": n_offered(rb), "rows": numbers(place.kind, rb)}
-        if place.saved.exists() and place.name != "rank":
-            again = make(place.kind)
-            found["saved"] = load_checkpoint(place.saved, again)["k"]
-            found["saved_rows"] = numbers(place.kind, again)
-        elif place.saved.exists():
-            ReplayBufferManager(LocalTransport.group(2)[0], rb, checkpoint=place.saved).load()
-            found["rows"] = numbers(place.kind, rb)
-        os.write(pipe.pipe, json.dumps(found).encode())
-
-    child, pipe = forked(find)
+def answer_of(work):
+    """Return the dict that a child returns, or its error."""
+    child, pipe = forked(lambda tell: os.write(tell.pipe, json.dumps(work()).encode()))
     with open(pipe) as stream:
         answer = stream.read()
     os.waitpid(child, 0)
-    return dict(json.loads(answer)) if answer.startswith("{") else {"error": answer}
+    return json.loads(answer) if answer.startswith("{") else {"error": answer}
+
+
+def look(place):
+    """Return what a process finds that opens the journal."""
+    rb = make(place.kind, place.path, "never")
+    found = {"offered": n_offered(rb), "rows": numbers(place.kind, rb)}
+    if place.saved.exists() and place.name != "rank":
+        again = make(place.kind)
+        found["saved"] = load_checkpoint(place.saved, again)["k"]
+        found["saved_rows"] = numbers(place.kind, again)
+    elif place.saved.exists():
+        ReplayBufferManager(LocalTransport.group(2)[0], rb, checkpoint=place.saved).load()
+        found["rows"] = numbers(place.kind, rb)
+    return found
 
 
 # What is right.
@@ -392,7 +393,7 @@ def kill_loop(folder, n_kills, seed):
         if not has_ended:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        told, found = told_by(pipe), look(place)
+        told, found = told_by(pipe), answer_of(lambda place=place: look(place))
         found_wrong = [f"it ended by itself: {told}"] if has_ended else []
         found_wrong += faults(place, told, n_found.get(path, 0), found)
         n_found[path] = found.get("offered", 0) // N

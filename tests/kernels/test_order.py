@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
@@ -92,29 +87,6 @@ def test_rows_that_come_in_ascending_and_descending_order() -> None:
             order.put(slot, key, slot)
             plain.rows.update(zip(slot.tolist(), zip(key, slot, strict=True), strict=True))
         check(order, plain)
-
-
-INTERPRETED = """
-import numpy as np
-from tests.kernels.test_order import run
-print(run(3, 300, 40, 5, np.array([0.0, 1.0, 2.5])), run(4, 300, 10, 300, np.array([0.0, 1.5])))
-"""
-
-
-def test_the_loops_give_the_same_compiled_and_interpreted() -> None:
-    expected = [
-        run(3, 300, 40, 5, np.array([0.0, 1.0, 2.5])),
-        run(4, 300, 10, 300, np.array([0.0, 1.5])),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", INTERPRETED],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split("\n")[0] == " ".join(map(str, expected))
 
 
 def test_loops_are_compiled_without_a_folder_that_can_be_written_to(monkeypatch) -> None:
