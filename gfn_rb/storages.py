@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torchrl.data.replay_buffers.storages import (
     LazyTensorStorage,
-    ListStorage,
     Storage,
     TensorStorage,
 )
@@ -79,16 +78,14 @@ def open_shared(storage: Storage) -> None:
 
 def is_laid_out(storage: Storage) -> bool:
     """Return whether rows can be written over others; a shared storage is opened for that."""
-    if getattr(storage, "initialized", True):
-        return True
-    open_shared(storage)
+    if not storage.initialized:
+        open_shared(storage)
     return bool(storage.initialized)
 
 
 def storage_device(storage: Storage) -> torch.device | None:
-    """Return the device of a storage's rows; None, the host, for a list of rows."""
-    is_list = isinstance(storage, ListStorage) or storage.device == "auto"
-    return None if is_list else storage.device
+    """Return the device of a storage's rows; None while the first rows are to decide it."""
+    return None if storage.device == "auto" else storage.device
 
 
 def staged(rows: TensorDictBase, device: torch.device) -> TensorDictBase:

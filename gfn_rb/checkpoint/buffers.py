@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from tensordict import (
-    NonTensorData,
     NonTensorStack,
     TensorDictBase,
     is_leaf_nontensor,
@@ -160,10 +159,11 @@ def _copied(row: Any) -> Any:
 
 
 def _leaves(rows: Any, path: Path = ()) -> dict[Path, Any]:
-    """Return tensors and objects in TensorDicts, dicts, lists and tuples, by their path."""
-    if isinstance(rows, (Tensor, NonTensorData, NonTensorStack)):
+    """Return tensors in TensorDicts, dicts, lists and tuples, by their path."""
+    if isinstance(rows, Tensor):
         return {path: rows}
-    if not isinstance(rows, (TensorDictBase, dict, list, tuple)):
+    is_text = isinstance(rows, NonTensorStack)
+    if is_text or not isinstance(rows, (TensorDictBase, dict, list, tuple)):
         raise CheckpointCorruptError(f"rows are a {type(rows).__name__}, expected tensors")
     named = rows.items() if hasattr(rows, "items") else enumerate(rows)
     return {key: leaf for name, each in named for key, leaf in _leaves(each, (*path, name)).items()}
@@ -176,16 +176,10 @@ def _indexed(rows: Any, index: int | slice) -> Any:
 
 
 def row_layout(rows: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Return the dtype, or type of objects, and per-row shape of what rows consist of."""
-    is_list = isinstance(rows, list) and (not rows or isinstance(rows[0], TensorDictBase))
-    if rows is None or (is_list and not rows):
-        return {}
+    """Return the dtype and per-row shape of what rows consist of."""
     return {
-        "/".join(map(str, path)): (
-            leaf.dtype if isinstance(leaf, Tensor) else type(getattr(leaf, "data", None)),
-            tuple(leaf.shape if is_list else leaf.shape[1:]),
-        )
-        for path, leaf in _leaves(rows[0] if is_list else rows).items()
+        "/".join(map(str, path)): (leaf.dtype, tuple(leaf.shape[1:]))
+        for path, leaf in _leaves(rows).items()
     }
 
 

@@ -124,7 +124,7 @@ def _described(value: Any) -> Any:
         return str(fspath(value))
     if isinstance(value, Environment):
         return _environment(value)
-    if isinstance(value, TensorStorage) and not isinstance(value, (EncodedStorage, ListStorage)):
+    if isinstance(value, TensorStorage) and not isinstance(value, EncodedStorage):
         # On disk or in memory, rows are the same.
         options = {"max_size": value.max_size, "ndim": value.ndim}
         return {"class": _path_of(RowTensorStorage), "arguments": options}

@@ -3,21 +3,20 @@
 import heapq
 import math
 import os
-import pickle
 from collections import defaultdict
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from writers.diverse_rule import Item, rule
-from writers.test_oracle import KEYS, WRITERS as UNGROUPED
+from writers.diverse_rule import rule
+from writers.test_oracle import WRITERS as UNGROUPED, Diverse, Sequence as Ungrouped, items
 
 from gfn_rb import RaggedStorage
 from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.memmaps import RowMemmapStorage
+from gfn_rb.samplers import RankRewardSampler
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -38,90 +37,64 @@ STORED_IN = {
 }
 
 
-def items(rows, form="key"):
-    """Rows of (serial, group, object, key); tokens and text are the digits of the group."""
-    serial, group, state, key = zip(*rows, strict=True)
-    data = TensorDict(
-        {
-            "serial": torch.tensor(serial),
-            "prompt": torch.tensor(group, dtype=torch.int32),
-            "half": torch.tensor(group, dtype=torch.float32) / 2,
-            "state": torch.tensor(state)[:, None],
-            "log_reward": torch.tensor(key, dtype=torch.float32),
-        },
-        [len(rows)],
-    )
+def group_of(serial, n_groups):
+    """The group of a row, which follows from its serial number."""
+    return serial * 7919 % 104_729 % n_groups
+
+
+def grouped(data, n_groups=2, form="key"):
+    """Rows with their group; tokens and text are its digits."""
+    group = group_of(data["serial"], n_groups)
+    data["prompt"], data["half"] = group.int(), group.float() / 2
     if form == "text":
-        data["text"] = [str(each) for each in group]
+        data["text"] = [str(each) for each in group.tolist()]
     if form == "ragged":
-        tokens = [torch.tensor([int(digit) for digit in str(each)]) for each in group]
+        tokens = [torch.tensor([int(digit) for digit in str(each)]) for each in group.tolist()]
         data["tokens"] = torch.nested.as_nested_tensor(tokens, layout=torch.jagged)
     return data
 
 
-class Oracle:
-    """The rows of a buffer by serial number: group, object, key and age."""
+class Grouped(Diverse):
+    """The rows of a buffer with groups; which slots rows move to is not laid down."""
 
-    def __init__(self, kind, capacity, per_group, evict, on_duplicate):
-        self.kind, self.capacity, self.per_group = kind, capacity, per_group
-        self.evict, self.on_duplicate = evict, on_duplicate
-        self.rows, self.offered = {}, 0
+    def __init__(self, options):
+        self.options = options
+        super().__init__(*(options[name] for name in ("kind", "capacity", "on_duplicate")), None)
 
-    def better(self, row):
-        """What rows are compared by; the best is the largest."""
-        _, _, key, age = row
-        value = {"fifo": 0.0, "smallest": -key}.get(self.kind, key)
-        return value, -age if self.kind == "oldest" else age
+    def _rule(self):
+        return self.kept
 
-    def extend(self, batch):
-        new = {row[0]: (*row[1:], self.offered + i) for i, row in enumerate(batch)}
-        self.offered += len(batch)
-        if self.on_duplicate is not None:
-            place = {row[1]: serial for serial, row in self.rows.items()}
-            new = {row[1]: (serial, row) for serial, row in new.items()}
-            if self.on_duplicate == "keep":
-                new = {each: pair for each, pair in new.items() if each not in place}
-            for each in new.keys() & place.keys():
-                del self.rows[place[each]]
-            new = dict(new.values())
+    def kept(self, old, new):
+        o = self.options
+        if self.unique is not None:
+            place = {item.features: item for item in reversed(old)}
+            new = {item.features: item for item in new}
+            if self.unique == "keep":
+                new = {each: item for each, item in new.items() if each not in place}
+            old = [item for item in old if item.features not in new or item != place[item.features]]
+            new = [*new.values()]
         if self.kind == "diverse":
-            old, young = (
-                [Item(row[2], row[3], (float(row[1]),), serial) for serial, row in some.items()]
-                for some in (self.rows, new)
-            )
-            kept = {item.serial for item in rule("replace", "always", 0.0, 1.0, 10**6)(old, young)}
-            self.rows = {serial: self.rows[serial] for serial in self.rows if serial in kept}
-            new = {serial: new[serial] for serial in new if serial in kept}
-        groups = defaultdict(dict)
-        for serial, row in [*self.rows.items(), *new.items()]:
-            groups[row[0]][serial] = row
+            both = rule("replace", "always", 0.0, 1.0, 10**6)(old, new)
+            old, new = ([item for item in some if item in both] for some in (old, new))
+        groups = defaultdict(list)
+        for item in [*old, *new]:
+            key = self.better((item.features, item.key, item.serial), item.age)
+            groups[group_of(item.serial, o["n_groups"])].append((key, item))
+        left = []
         for rows in groups.values():
-            limit = max(self.per_group, len(rows.keys() & self.rows.keys()))
-            heap = [(self.better(row), serial) for serial, row in rows.items()]
-            heapq.heapify(heap)
-            while len(heap) > limit:
-                del rows[heapq.heappop(heap)[1]]
-        newest = {
-            group: max((row[3] for row in rows.values()), default=0)
-            for group, rows in groups.items()
-        }
-        left = [
-            ((newest[group] if self.evict == "oldest_group" else 0, self.better(row)), serial)
-            for group, rows in groups.items()
-            for serial, row in rows.items()
-        ]
-        kept = {serial for _, serial in heapq.nlargest(self.capacity, left)}
-        every = {**self.rows, **new}
-        self.rows = {serial: every[serial] for serial in kept}
+            limit = max(o["per_group"], sum(item in old for _, item in rows))
+            best = heapq.nlargest(limit, rows)
+            newest = max(item.age for _, item in best) if o["evict"] == "oldest_group" else 0
+            left += [((newest, key), item) for key, item in best]
+        return [item for _, item in heapq.nlargest(self.capacity, left)]
 
 
 def options_of(rng):
     kind = rng.choice([*WRITERS])
-    on_duplicate = None if kind == "diverse" else rng.choice([None, "refresh", "keep"])
     n_groups, group = rng.choice([1, 2, 5, 100, 10_000]), rng.choice([*GROUPS])
     return {
         "kind": kind,
-        "on_duplicate": on_duplicate,
+        "on_duplicate": None if kind == "diverse" else rng.choice([None, "refresh", "keep"]),
         "capacity": rng.choice([1, 2, 5, 12, 40]),
         "per_group": rng.choice([1, 2, 3, 8]),
         "evict": rng.choice(["worst", "oldest_group"]),
@@ -132,93 +105,44 @@ def options_of(rng):
     }
 
 
-class Sequence:
+class Sequence(Ungrouped):
     """A random sequence of writes, relabels, removals, foreign writes and restarts."""
+
+    operations = (*["extend"] * 6, "relabel", "remove", "rewrite", "load", "pickle")
 
     def __init__(self, rng):
         self.rng, self.options = rng, options_of(rng)
-        o = self.options
-        self.oracle = Oracle(
-            o["kind"], o["capacity"], o["per_group"], o["evict"], o["on_duplicate"]
+        self.kind, self.capacity, self.n_objects, self.form, self.storage = (
+            self.options[name] for name in ("kind", "capacity", "n_objects", "group", "storage")
         )
-        self.rb, self.serial = self.make(), 0
-        self.items = partial(items, form=o["group"])
+        self.oracle, self.rb = Grouped(self.options), self.make()
+        self.device, self.serial = "cpu", 0
 
     def make(self):
         o = self.options
         unique = {"unique": "state", "on_duplicate": o["on_duplicate"]}
         unique = {} if o["on_duplicate"] is None else unique
-        limit = {"group": GROUPS[o["group"]], "per_group": o["per_group"], "evict": o["evict"]}
-        writer = WRITERS[o["kind"]](**unique, **limit)
-        return TensorDictReplayBuffer(storage=o["storage"](o["capacity"]), writer=writer)
+        limit = {"group": GROUPS[self.form], "per_group": o["per_group"], "evict": o["evict"]}
+        return TensorDictReplayBuffer(
+            storage=self.storage(self.capacity),
+            writer=WRITERS[self.kind](**unique, **limit),
+            sampler=RankRewardSampler(),
+        )
 
-    def batch(self, n, object_of=None):
-        rng, o = self.rng, self.options
-        rows = [
-            (
-                self.serial + i,
-                rng.randrange(o["n_groups"]),
-                rng.randrange(o["n_objects"]) if object_of is None else object_of + i,
-                rng.choice(KEYS),
-            )
-            for i in range(n)
-        ]
-        self.serial += n
-        return rows
-
-    def run(self):
-        for _ in range(self.rng.randrange(1, 8)):
-            getattr(self, self.rng.choice(OPERATIONS))(len(self.rb))
-            assert sorted(self.stored()) == sorted(self.oracle.rows), self.options
-
-    def stored(self):
-        return self.rb[:]["serial"].tolist() if len(self.rb) else []
-
-    def extend(self, stored):
-        rows = self.batch(self.rng.choice([1, 2, 6, 30]))
-        slots = self.rb.extend(self.items(rows)).tolist()
-        self.oracle.extend(rows)
-        held = self.stored()
-        for row, slot in zip(rows, slots, strict=True):
-            assert (slot >= 0) == (row[0] in self.oracle.rows)
-            assert slot < 0 or held[slot] == row[0]
-
-    def relabel(self, stored):
-        if stored and self.options["kind"] != "fifo":
-            slot, key = self.rng.randrange(stored), self.rng.choice(KEYS)
-            serial = self.stored()[slot]
-            self.rb.writer.update(torch.tensor([slot]), torch.tensor([key]))
-            group, state, _, age = self.oracle.rows[serial]
-            self.oracle.rows[serial] = group, state, key, age
-
-    def remove(self, stored):
-        if stored:
-            slots = self.rng.sample(range(stored), self.rng.randrange(stored + 1))
-            for slot in slots:
-                del self.oracle.rows[self.stored()[slot]]
-            self.rb.writer.remove(torch.tensor(slots, dtype=torch.int64))
+    def batch(self, n):
+        rows, data = super().batch(n)
+        return rows, grouped(data, self.options["n_groups"], self.form)
 
     def rewrite(self, stored):
         """Write over a row behind the writer's back."""
         if stored:
-            slot = self.rng.randrange(stored)
-            (row,) = self.batch(1, object_of=10**6 + self.serial)
-            age = self.oracle.rows.pop(self.stored()[slot])[3]
-            self.rb.storage[slot] = self.items([row])[0]
-            self.oracle.rows[row[0]] = (*row[1:], age)
-
-    def load(self, stored):
-        if stored:
-            state = pickle.loads(pickle.dumps(self.rb.state_dict()))
-            self.rb = self.make()
-            self.rb.load_state_dict(state)
+            slot, (rows, data) = self.rng.randrange(stored), self.batch(1)
+            self.rb.storage[slot] = data[0]
+            self.oracle.foreign([slot], rows)
 
     def pickle(self, stored):
-        if self.options["storage"] is not RowMemmapStorage and self.options["group"] != "callable":
-            self.rb = pickle.loads(pickle.dumps(self.rb))
-
-
-OPERATIONS = [*["extend"] * 6, "relabel", "remove", "rewrite", "load", "pickle"]
+        if self.storage is not RowMemmapStorage and self.form != "callable":
+            super().pickle(stored)
 
 
 @pytest.mark.filterwarnings("ignore:last_cursor is None")
@@ -235,7 +159,7 @@ def test_a_missing_key_names_its_argument(kind, option):
     writer = kind(**{option: "query"}, per_group=1 if option == "group" else None)
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
     with pytest.raises(KeyMismatchError, match=f"lacks the key 'query' of {option}: it holds"):
-        rb.extend(items([(0, 0, 0, 0.0)]))
+        rb.extend(grouped(items([0])))
 
 
 @pytest.mark.parametrize(
@@ -253,6 +177,6 @@ def test_rows_without_a_group_are_refused_before_a_write(kind, group, prompt, er
     writer = WRITERS[kind](group=group, per_group=2)
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
     with pytest.raises(error) as caught:
-        rb.extend(items([(0, 0, 0, 0.0)]).set("prompt", prompt))
+        rb.extend(grouped(items([0])).set("prompt", prompt))
     assert "\n" not in str(caught.value)
     assert len(rb) == 0

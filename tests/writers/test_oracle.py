@@ -200,6 +200,8 @@ def oracle_of(kind, capacity, unique, on_duplicate):
 class Sequence:
     """A random sequence of whatever can happen to a buffer."""
 
+    operations = OPERATIONS
+
     def __init__(self, seed, kind, unique, on_duplicate, device):
         self.rng = rng = random.Random(f"{seed} {kind} {unique} {on_duplicate}")
         self.kind, self.unique, self.on_duplicate = kind, unique, on_duplicate
@@ -235,7 +237,7 @@ class Sequence:
 
     def run(self):
         for _ in range(self.rng.randrange(2, 12)):
-            getattr(self, self.rng.choice(OPERATIONS))(len(self.rb))
+            getattr(self, self.rng.choice(self.operations))(len(self.rb))
             if self.rng.random() < 0.5:  # what is looked at is brought up to date
                 self.check()
         self.check()
