@@ -19,7 +19,7 @@ import factories
 import pytest
 import torch
 import torchrl  # noqa: F401
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict  # noqa: F401
 from tensordict.nn import TensorDictModule  # noqa: F401
 from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 from training.training_runs import grid  # noqa: F401
@@ -72,6 +72,12 @@ def fill(rb, data=None):
 def attached(storage=None, data=None, **parts):
     storage = LazyTensorStorage(8) if storage is None else storage
     return fill(TensorDictReplayBuffer(storage=storage, **parts), data)
+
+
+def reloaded(one, other):
+    """Give a writer the state of another one, of which no row is offered."""
+    state = attached(data=rows(0), writer=one).writer.state_dict()
+    attached(data=rows(0), writer=other).writer.load_state_dict(state)
 
 
 def names_of_torchgfn():

@@ -22,7 +22,6 @@ from gfn_rb.checkpoint import Journal
 from gfn_rb.checkpoint.slots import _ragged_content, contents_of, counts_of, slot_states
 from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.codec.primitives import LazyBuffer
-from gfn_rb.errors import ArgumentError, ShapeError
 
 TEXTS = ["C1CCCCC1", "", "n\u00e4ive \U0001f600", "C", "C"]
 
@@ -100,21 +99,6 @@ def test_merged_buffers_draw_text() -> None:
     for each in made:
         each.extend(rows())
     assert {*MergedReplayBuffer(*made).sample(40)["smiles"]} <= {*TEXTS}
-
-
-def test_what_is_no_text_is_refused() -> None:
-    rb = fifo_buffer(8, storage=storage())
-    with pytest.raises(ShapeError, match="key 'smiles' must hold strings"):
-        rb.extend(rows([b"x", b"y"]))
-    with pytest.raises(ShapeError, match="at most 30 elements in a row, got 31"):
-        rb.extend(rows(["C" * 31]))
-    with pytest.raises(
-        ArgumentError, match=r"text must name entries of ragged, \[.*\], got \['x'\]"
-    ):
-        RaggedStorage(8, {"smiles": 3}, text=["x"])
-    undeclared = fifo_buffer(8, storage=RaggedStorage(8, {"tokens": 9}))
-    with pytest.raises(ShapeError, match="and in text if it holds strings"):
-        undeclared.extend(rows())
 
 
 def test_contents_of_a_journal_are_checked(tmp_path) -> None:

@@ -26,7 +26,6 @@ from gfn_rb.buffers import (
     reward_prioritized_buffer,
 )
 from gfn_rb.errors import (
-    ArgumentError,
     CheckpointMismatchError,
     KeyMismatchError,
     ShapeError,
@@ -135,12 +134,6 @@ def test_counts_of_members_that_count_none_are_absent():
     rb = MergedReplayBuffer(counted, member([]))
     rb.sample(4)
     assert rb.stats()["drawn"] == 4
-
-
-@pytest.mark.parametrize("options", [{"sample_from_all": True}, {"num_buffer_sampled": 2}])
-def test_arguments_that_stack_batches_name_the_class_that_does(options):
-    with pytest.raises(ArgumentError, match=r"must be left out, got .*TorchRL's ReplayBufferEns"):
-        MergedReplayBuffer(member([0.0]), member([1.0]), **options)
 
 
 def test_it_is_made_of_components_too():

@@ -15,7 +15,7 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayB
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError
 
 EACH = [two_rows(), two_rows().to_transitions(), two_rows().to_states()]
 each = pytest.mark.parametrize("rows", EACH, ids=[type(rows).__name__ for rows in EACH])
@@ -54,15 +54,6 @@ def test_a_replay_buffer_gives_back_what_it_was_given(rows: Container, storage: 
 def test_a_lazy_stack_becomes_dense(rows: Container) -> None:
     lazy = LazyStackedTensorDict(*rows.to_tensordict().unbind(0), stack_dim=0)
     assert same(type(rows).from_tensordict(lazy).to_tensordict(), rows.to_tensordict())
-
-
-@each
-def test_batch_size_must_be_rows(rows: Container) -> None:
-    td = rows.to_tensordict()
-    with pytest.raises(ShapeError, match=rf"td has batch size \[1, {len(rows)}\]; expected \[n\]"):
-        type(rows).from_tensordict(td[None])
-    with pytest.raises(ShapeError, match=r"td has batch size \[\]; expected \[n\]"):
-        type(rows).from_tensordict(td[0])
 
 
 def index_forms(n: int, chosen: list[int]) -> list[tuple[Any, list[int]]]:

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 
 from gfn_rb.containers.objects import stand_alone, terminating_states
 from gfn_rb.containers.steps import reduce_to_states
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.errors import ShapeError
 
 
 def test_trajectories_are_their_terminating_state_however_they_came_there():
@@ -52,18 +52,6 @@ def test_parts_of_objects_have_no_identity():
     assert not stand_alone(transitions([1]))
     assert stand_alone(objects([1]))
     assert stand_alone(trajectories([1]))
-
-
-def test_rows_without_states_are_refused():
-    with pytest.raises(KeyMismatchError, match="items lack 'state': they hold"):
-        object_names(TensorDict({"log_reward": torch.zeros(1)}, [1]))
-
-
-@pytest.mark.parametrize("length", [0, 3])
-def test_a_length_outside_of_the_states_is_refused(length):
-    rows = trajectories([5, 7]).set("length", torch.tensor([2, length]))
-    with pytest.raises(ArgumentError, match="length must be 1 to 2 in every row, got"):
-        object_names(rows)
 
 
 def test_a_length_may_stand_in_a_column_but_is_one():

@@ -1,15 +1,12 @@
 """Replay of known objects: drawn in their share, walked backward, and saved with the run."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from scipy.stats import binomtest
-from training.training_runs import GRID, WARM_GRID, equal, grid, take, timeless
+from training.training_runs import GRID, equal, grid, take, timeless
 
 from gfn_rb import terminating_state_buffer
 from gfn_rb.checkpoint import export_table
-from gfn_rb.errors import ArgumentError
 from gfn_rb.training import Trainer
 from gfn_rb.training.cli import main
 
@@ -68,10 +65,3 @@ def test_the_command_reads_what_it_writes(known, tmp_path, capsys):
     again = ["--offline-data", str(tmp_path / "all.csv"), "--out", str(tmp_path / "again")]
     assert main(["train", "hypergrid", *words, *again]) == 0
     capsys.readouterr()
-
-
-def test_tables_that_do_not_fit_are_named(known, tmp_path):
-    with pytest.raises(ArgumentError, match="offline_data must be None with conditions, got "):
-        Trainer(replace(WARM_GRID, offline_data=known))
-    with pytest.raises(ArgumentError, match=r"missing.csv cannot be read"):
-        Trainer(grid(replay="terminal", offline_data=str(tmp_path / "missing.csv")))

@@ -408,43 +408,6 @@ def test_a_state_is_taken_before_there_is_a_storage(writer, tmp_path):
         assert states(late) == states(rb)
 
 
-def far_apart(a, b):
-    return torch.cdist(a.double(), b.double(), 1)
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "named"),
-    [
-        (RewardPrioritizedWriter(tie="oldest"), RewardPrioritizedWriter(), "tie"),
-        (RewardPrioritizedWriter(), RewardPrioritizedWriter(unique="state"), "unique"),
-        (
-            RewardPrioritizedWriter(unique=lambda td: td["state"][:, 0]),
-            RewardPrioritizedWriter(unique="state"),
-            "unique",
-        ),
-        (FIFOWriter("state", "keep"), FIFOWriter("state"), "unique"),
-        (FIFOWriter("state"), FIFOWriter(), "unique"),
-        (FIFOWriter(), FIFOWriter("state"), "unique"),
-        (RewardPrioritizedWriter(), FIFOWriter(), "holds.*'tie'"),
-        (DiversityWriter(cutoff_distance=1.0), DiversityWriter(cutoff_distance=2.0), "cutoff_dist"),
-        (DiversityWriter(), DiversityWriter(p=2.0), "p="),
-        (DiversityWriter(near="reject"), DiversityWriter(), "near"),
-        (DiversityWriter(when="full"), DiversityWriter(), "when"),
-        (DiversityWriter(features="state"), DiversityWriter(), "features"),
-        (DiversityWriter("state"), DiversityWriter(), "key="),
-        (DiversityWriter(), DiversityWriter(tie="oldest"), "tie"),
-        (DiversityWriter(), DiversityWriter(largest=False), "largest"),
-        (DiversityWriter(distance=far_apart), DiversityWriter(), "p='far_apart'"),
-    ],
-)
-def test_a_state_of_another_configuration_is_refused(one, other, named):
-    rb, target = buffer(one), buffer(other)
-    rb.extend(rows([1.0, 2.0]))
-    with pytest.raises(CheckpointMismatchError, match=named) as caught:
-        target.writer.load_state_dict(rb.writer.state_dict())
-    assert "expected" in str(caught.value)
-
-
 @pytest.mark.parametrize("writer", ["best", "newest"])
 def test_the_state_of_a_smaller_buffer_is_refused(writer):
     small = buffer(writer, 2)
