@@ -58,15 +58,6 @@ def test_cat_takes_rows_without_direction_as_forward() -> None:
     assert plain.is_backward is None
 
 
-@pytest.mark.parametrize("length", [[0, 2], [3, 5], [-1, 2]])
-def test_lengths_there_is_no_room_for_are_refused(length: list[int]) -> None:
-    td = two_rows().to_tensordict().set("length", torch.tensor(length))
-    message = f"length must be 1 to 4 in every row, got {min(length)} to {max(length)}"
-    for read in (Trajectories.from_tensordict, lambda td: Trajectories(**td)):
-        with pytest.raises(ArgumentError, match=message):
-            read(td)
-
-
 def test_drop_leaves_optional_fields_out() -> None:
     rows = two_rows()
     kept = rows.drop("log_prob", "condition")

@@ -18,7 +18,7 @@ from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.memmaps import RowMemmapStorage
 from gfn_rb.samplers import RankRewardSampler
 from gfn_rb.storages import RowTensorStorage
-from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py
 SEQUENCES = int(os.environ.get("GFN_RB_SEQUENCES", "200"))
@@ -151,15 +151,6 @@ class Sequence(Ungrouped):
 @given(rng=st.randoms(use_true_random=False))
 def test_groups_keep_what_heaps_would(rng):
     Sequence(rng).run()
-
-
-@pytest.mark.parametrize("option", ["group", "unique"])
-@pytest.mark.parametrize("kind", [FIFOWriter, RewardPrioritizedWriter])
-def test_a_missing_key_names_its_argument(kind, option):
-    writer = kind(**{option: "query"}, per_group=1 if option == "group" else None)
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
-    with pytest.raises(KeyMismatchError, match=f"lacks the key 'query' of {option}: it holds"):
-        rb.extend(grouped(items([0])))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,8 @@ import torch.multiprocessing as mp
 from factories import DEVICES, assert_equal, seeded, trajectories
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from torchrl.data import (
-    CompressedListStorage,
     LazyMemmapStorage,
-    LazyStackStorage,
     LazyTensorStorage,
-    ListStorage,
     ReplayBuffer,
     TensorDictReplayBuffer,
     TensorStorage,
@@ -81,13 +78,6 @@ def states(rb):
 
 
 # Rows.
-
-
-@pytest.mark.parametrize("storage", [ListStorage, LazyStackStorage, CompressedListStorage])
-@every_writer
-def test_lists_of_rows_are_refused(storage, writer):
-    with pytest.raises(ShapeError, match=r"hold columns of tensors.* got a \w+Storage: a Ragged"):
-        buffer(writer, storage=storage)
 
 
 @every_writer

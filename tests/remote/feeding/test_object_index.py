@@ -3,7 +3,6 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from remote.remote_runs import objects, trajectories, transitions
-from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.containers.objects import objects_in
@@ -164,16 +163,6 @@ def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
     assert (index.find(objects_in(trajectories([5, 6, 7, 8]))) >= 0).tolist() == [
         *(True, False, True, True)
     ]
-
-
-@pytest.mark.parametrize(
-    "storage",
-    [ListStorage(4), LazyTensorStorage(4, ndim=2)],
-)
-def test_another_storage_is_refused_at_once(storage):
-    name = type(storage).__name__
-    with pytest.raises(ArgumentError, match=f"its storage must be .* with ndim=1, got {name}"):
-        ObjectIndex(ReplayBuffer(storage=storage))
 
 
 # Finding.
