@@ -12,41 +12,26 @@ from gfn_rb.transports.local import LocalTransport
 LIMIT = 20.0  # seconds that no thread of a test ever takes
 
 
-class Threads:
-    """Runs functions in threads; errors come out at the end."""
-
-    def __init__(self):
-        self.errors = []
-        self._threads = []
-
-    def start(self, function, *args, **kwargs):
-        def run():
-            try:
-                function(*args, **kwargs)
-            except BaseException as error:
-                self.errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-        return thread
-
-    def join(self):
-        for thread in self._threads:
-            thread.join(LIMIT)
-            assert not thread.is_alive(), "a thread hangs"
-
-
 @contextmanager
 def threads(*functions):
     """Run functions in threads for the time of the block; raise what they raise."""
-    running = Threads()
-    for function in functions:
-        running.start(function)
-    yield running
-    running.join()
-    if running.errors:
-        raise running.errors[0]
+    errors = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    started = [threading.Thread(target=run, args=(each,), daemon=True) for each in functions]
+    for each in started:
+        each.start()
+    yield
+    for each in started:
+        each.join(LIMIT)
+        assert not each.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
 
 
 def group(n, timeout=5.0):

@@ -12,7 +12,7 @@ from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ShapeError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.numerics.near.neighbours import Distance
-from gfn_rb.shapes import Float, Int64, Shaped
+from gfn_rb.shapes import Float, Shaped
 
 
 def norm_distance(p: float) -> Distance:
@@ -75,7 +75,10 @@ class DiscoveryMetrics:
         """Count one reward call for each trajectory, and return how many objects are new."""
         state, before = trajectories.terminating_states, len(self._seen)
         self.calls += len(state)
-        is_new = _add(self._seen, self._env.fingerprint(state))
+        is_new = []
+        for number in self._env.fingerprint(state).tolist():  # of equal ones the first is new
+            is_new.append(number not in self._seen)
+            self._seen.add(number)
         new = torch.tensor(is_new, dtype=torch.bool, device=state.device)
         # Modes and scores of states seen before are known already.
         fresh = state[new], trajectories.log_reward[new]
@@ -127,12 +130,3 @@ class DiscoveryMetrics:
         self.top_state = state_dict["top_state"].to(device)
         self._seen = {*state_dict["seen"].tolist()}
         self._modes = {*state_dict["modes"].tolist()}
-
-
-def _add(known: set[int], numbers: Int64[Tensor, "n"]) -> list[bool]:
-    """Add numbers to a set, and tell which were new; of equal ones only the first is."""
-    is_new = []
-    for number in numbers.tolist():
-        is_new.append(number not in known)
-        known.add(number)
-    return is_new
