@@ -1,8 +1,9 @@
 # Two commands do everything on a machine that holds only Python and this repository:
 #   make train   set up .venv, train on TFBind8 on the CPU, write a report
 #   make test    set up .venv, lint, type-check, run the tests of daily work
-# and three more:
+# and four more:
 #   make test-all   the same with the slow tests, and with types checked at each call
+#   make test-numpy2  the tests of daily work with NumPy 2, which torchgfn does not allow
 #   make test-cuda  the tests that need a CUDA device, skipped where there is none
 #   make docs       set up .venv, build docs/ into site/
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 ARGS ?=
 
-.PHONY: train test test-all test-cuda lint types tests bench docs images clean
+.PHONY: train test test-all test-cuda test-numpy2 lint types tests bench docs images clean
 
 train: $(VENV)/.train
 	$(BIN)/gfn-rb train tfbind8 $(ARGS)
@@ -33,6 +34,11 @@ tests: export PYTHONDONTWRITEBYTECODE =
 tests: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 	$(BIN)/python -m pytest tests/device $(ARGS)
+
+test-numpy2: export PYTHONDONTWRITEBYTECODE =
+test-numpy2:
+	$(MAKE) VENV=.venv-numpy2 .venv-numpy2/.numpy2
+	.venv-numpy2/bin/python -m pytest -n 2 $(ARGS)
 
 test-cuda: $(VENV)/.test
 	$(BIN)/python -m pytest -m cuda $(ARGS)
@@ -61,5 +67,10 @@ $(VENV)/.train $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: $(VENV)/.
 	$(PIP) --editable '.[$*]'
 	touch $@
 
+$(VENV)/.numpy2: $(VENV)/.test
+	$(BIN)/python -m pip uninstall --quiet --yes torchgfn
+	$(BIN)/python -m pip install --quiet --upgrade 'numpy>=2'
+	touch $@
+
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) .venv-numpy2 site

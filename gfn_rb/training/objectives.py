@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -145,11 +145,49 @@ def make_schedule(
     return LinearLR(optimizer, 1.0, 1.0, total_iters=1) if is_shared else FallingRates(optimizer)
 
 
+class AdaptiveClip:
+    """Clips gradients at ten times their usual norm, so that one batch cannot undo a run.
+
+    After a single huge gradient Adam takes tiny steps for a thousand more. The usual norm is the
+    exponential moving average of its logarithm over about 100 calls (AutoClip, Seetharaman et al.
+    2020, arXiv:2007.14469, has a percentile). What is clipped counts as clipped.
+    """
+
+    LARGEST = 10.0  # relative to the usual norm
+
+    def __init__(self) -> None:
+        self._log_norm, self._n = 0.0, 0
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Clip the gradients of parameters."""
+        held = [each for each in parameters if each.grad is not None]
+        norm = nn.utils.get_total_norm([each.grad for each in held if each.grad is not None])
+        log_norm, highest = math.log(max(float(norm), 1e-30)), math.log(self.LARGEST)
+        if self._n and log_norm > self._log_norm + highest:
+            log_norm = self._log_norm + highest
+            nn.utils.clip_grads_with_norm_(held, math.exp(log_norm), norm)
+        self._n += 1
+        self._log_norm += max(0.01, 1 / self._n) * (log_norm - self._log_norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the usual norm, and of how many calls it is."""
+        return {"log_norm": self._log_norm, "n": self._n}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._log_norm, self._n = state_dict["log_norm"], state_dict["n"]
+
+
+def clip_at(max_norm: float | None) -> Callable[[Iterable[nn.Parameter]], object] | None:
+    """Return what clips gradients at a norm, None for None."""
+    return None if max_norm is None else partial(nn.utils.clip_grad_norm_, max_norm=max_norm)
+
+
 def take_step(
     optimizer: torch.optim.Optimizer,
     loss: Loss,
     cost: Float[Tensor, ""],
-    max_norm: float | None,
+    clip: Callable[[Iterable[nn.Parameter]], object] | None,
     gradients: Callable[[Loss], None] | None = None,
 ) -> None:
     """Take one optimiser step."""
@@ -157,8 +195,8 @@ def take_step(
     cost.backward()
     if gradients is not None:
         gradients(loss)
-    if max_norm is not None:
-        nn.utils.clip_grad_norm_(loss.parameters(), max_norm)
+    if clip is not None:
+        clip(loss.parameters())
     optimizer.step()
 
 

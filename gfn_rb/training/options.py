@@ -315,7 +315,8 @@ class GeneralOptions:
     """Weight of each further step in sub-trajectory balance: a part of k steps has this number to
     the power of k."""
     clip_grad_norm: rules.PositiveFloat | None = None
-    """Maximum norm of the gradient of all parameters together. Default: no limit."""
+    """Maximum norm of the gradient of all parameters together. Default: ten times its usual norm,
+    an average of its logarithm over about 100 batches."""
     backward: Literal["learned", "uniform"] = "uniform"
     """Backward policy. Flow matching learns none and always has the uniform one."""
     hidden: rules.Widths = (256, 256)

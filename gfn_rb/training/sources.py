@@ -20,6 +20,7 @@ from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import (
     backward_policy,
+    clip_at,
     make_loss,
     make_optimizer,
     mean_per_item,
@@ -158,7 +159,8 @@ class TeacherSource(Source):
         if self._is_new:
             self.loss.fit_log_z(rows)
             self._is_new = False
-        take_step(self.optimizer, self.loss, self.loss(rows), self._config.clip_grad_norm)
+        clip = clip_at(self._config.clip_grad_norm)
+        take_step(self.optimizer, self.loss, self.loss(rows), clip)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the teacher has learnt, and the number of batches."""

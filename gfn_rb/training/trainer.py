@@ -102,6 +102,8 @@ class Trainer:
             config, self.optimizer, self.hooks.gradients is not None
         )
         self.average = objectives.WeightAverage(self.loss)
+        self.clip = objectives.AdaptiveClip()
+        self._clip = objectives.clip_at(config.clip_grad_norm) or self.clip
         self.generator = torch.Generator(config.device).manual_seed(rollout)
         self.backward = Sampler(objectives.backward_policy(self.loss))
         self.temperature = AdaptiveTemperature()
@@ -135,6 +137,7 @@ class Trainer:
         self._parts: dict[str, Any] = {
             "policies": self.loss, "average": self.average, "optimizer": self.optimizer,
             "schedule": self.schedule, "discovery": self.discovery, "temperature": self.temperature,
+            "clip": self.clip,
         }  # fmt: skip
         if self.teacher is not None:
             self._parts["teacher"] = self.teacher
@@ -250,8 +253,7 @@ class Trainer:
         self.discovery.calls += self.loss.n_reward_calls(rows)
         loss, residual = self.loss.evaluate(rows)
         cost, residual = loss.mean(), residual.detach()
-        options = self.config.clip_grad_norm, self.hooks.gradients
-        objectives.take_step(self.optimizer, self.loss, cost, *options)
+        objectives.take_step(self.optimizer, self.loss, cost, self._clip, self.hooks.gradients)
         if self.teacher is not None:
             self.teacher.learn(batch, residual)
         return float(cost.detach()), residual

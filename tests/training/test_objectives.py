@@ -19,6 +19,7 @@ from gfn_rb.policies import UniformBackwardPolicy
 from gfn_rb.training import HyperGridConfig, RankDraw, TrainConfig, Trainer
 from gfn_rb.training.cli import main
 from gfn_rb.training.objectives import (
+    AdaptiveClip,
     FallingRates,
     backward_policy,
     make_loss,
@@ -243,6 +244,33 @@ def test_one_infinite_loss_does_not_lower_rates():
     for loss in (1.0, math.inf, math.nan, 1.0):
         rates.observe(0.0, loss)
     assert rates.log_loss == 0
+
+
+def test_huge_gradients_are_clipped_at_ten_times_the_usual_norm():
+    weights = [
+        nn.Parameter(torch.zeros(3)),
+        nn.Parameter(torch.zeros(1)),
+        nn.Parameter(torch.ones(2)),
+    ]
+
+    def clipped(clip, norm):
+        weights[0].grad, weights[1].grad = torch.full((3,), norm / 2), torch.full((1,), norm / 2)
+        clip(weights)  # of which one has no gradient
+        return float(torch.cat([each.grad for each in weights[:2]]).norm())
+
+    clip = AdaptiveClip()
+    for norm in (2.0, 8.0, 4.0, 2.0, 8.0, 4.0):
+        assert clipped(clip, norm) == norm
+    assert clipped(clip, 39.0) == 39.0
+    usual = 4.0 * (39.0 / 4.0) ** (1 / 7)
+    assert clipped(clip, 1e6) == pytest.approx(10 * usual)
+    restored = AdaptiveClip()
+    restored.load_state_dict(clip.state_dict())
+    assert clipped(restored, 1e6) == clipped(clip, 1e6) == pytest.approx(10 * usual * 10 ** (1 / 8))
+    for _ in range(2000):  # norms that stay are usual in the end
+        clipped(clip, 1e3)
+    assert clipped(clip, 1e3) == 1e3
+    assert clipped(clip, 0.0) == 0.0
 
 
 def test_vargrad_trains_on_batches_of_one_row_beside_others():
