@@ -10,12 +10,11 @@ from torch import nn
 from torch.testing import assert_close
 from torchrl.modules import GRUModule
 
-from gfn_rb import ActionSampler, LocalSearchSampler, Sampler, Trajectories
-from gfn_rb.envs import BitSequence, HyperGrid, Line
-from gfn_rb.errors import ArgumentError
+from gfn_rb import Sampler, Trajectories
+from gfn_rb.envs import BitSequence, HyperGrid
 from gfn_rb.losses import TrajectoryBalance
 from gfn_rb.policies import LogZ, UniformBackwardPolicy
-from gfn_rb.rollout import trajectory_log_probs, transition_log_probs
+from gfn_rb.rollout import trajectory_log_probs
 from gfn_rb.training.metrics import total_variation
 
 ENV = BitSequence(8, 2, n_modes=2, beta=8.0)
@@ -43,8 +42,8 @@ def recurrent_policy(env=ENV, encode=None, size=16, is_backward=False):
     return policy
 
 
-def on_grid(env):
-    return recurrent_policy(env, lambda state: state.float())
+def on_grid(env, **options):
+    return recurrent_policy(env, lambda state: state.float(), **options)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
@@ -120,29 +119,3 @@ def test_trajectory_balance_trains_a_recurrent_policy():
     log_p = trajectory_log_probs(policy, ENV, back).detach().sum(1)  # one way leads to each string
     assert total_variation(log_p, ENV.target_log_prob()) < 0.15
     assert float(loss.log_z.value.detach()) == pytest.approx(ENV.true_log_z, abs=0.15)
-
-
-def test_where_a_hidden_state_has_no_meaning_it_is_refused():
-    policy, uniform = recurrent_policy(), UniformBackwardPolicy(ENV)
-    rows = Sampler(policy).sample_trajectories(ENV, 4)
-    message = r"policy must not be recurrent where states are read without .* reads \['rs'\]"
-    with pytest.raises(ArgumentError, match=message):
-        transition_log_probs(policy, ENV, rows.to_transitions())
-    with pytest.raises(ArgumentError, match=message):
-        Sampler(policy).sample_actions(ENV, ENV.source(2))
-    with pytest.raises(ArgumentError, match=message):
-        ENV.rollout(3, ActionSampler(policy))
-    search = LocalSearchSampler(policy, uniform)
-    with pytest.raises(ArgumentError, match="policy must not be recurrent"):
-        search.local_search(ENV, rows, back_steps=2)
-    message = "policy must not be recurrent where it goes backward, from states other than the"
-    with pytest.raises(ArgumentError, match=message):
-        Sampler(policy).sample_trajectories(ENV, states=rows.state[:, 1])
-    back = recurrent_policy(is_backward=True)
-    with pytest.raises(ArgumentError, match=message):
-        Sampler(back).sample_trajectories(ENV, states=rows.terminating_states)
-    with pytest.raises(ArgumentError, match=message):
-        trajectory_log_probs(back, ENV, rows)
-    line = Line()
-    with pytest.raises(ArgumentError, match=message):
-        Sampler(recurrent_policy(line, lambda state: state)).sample_trajectories(line, 2)
