@@ -171,16 +171,16 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         data, is_encoded = self._layout.check(data, storage), isinstance(storage, EncodedStorage)
         if not is_encoded and not is_laid_out(storage):
             self._lay_out(data[0])
+        (start, written), size = self.counters(), storage.max_size
+        slot = torch.arange(start, start + n) % size
+        if n > size and storage.ndim == 1:  # of several rows for one slot, a device might keep any
+            compat.set_write_cursor(self, int(slot[-size]))
+            self._write_count = written + n - size
+            return slot.to(self._extend(data[-size:]).device)
         has_index = is_encoded or compat.entry_of(compat.all_slots(storage), INDEX) is not None
         if storage.ndim > 1 or not has_index:
             self._record(n)
             return super().extend(self._on_storage_device(data))
-        (start, written), size = self.counters(), storage.max_size
-        slot = torch.arange(start, start + n) % size
-        if n > size:  # of several rows for one slot, a device might keep any
-            compat.set_write_cursor(self, int(slot[-size]))
-            self._write_count = written + n - size
-            return slot.to(self._extend(data[-size:]).device)
         on_device = slot
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
