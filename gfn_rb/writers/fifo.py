@@ -172,15 +172,17 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if not is_encoded and not is_laid_out(storage):
             self._lay_out(data[0])
         (start, written), size = self.counters(), storage.max_size
-        slot = torch.arange(start, start + n) % size
+        slots = slot = torch.arange(start, start + n) % size
         if n > size and storage.ndim == 1:  # of several rows for one slot, a device might keep any
-            compat.set_write_cursor(self, int(slot[-size]))
-            self._write_count = written + n - size
-            return slot.to(self._extend(data[-size:]).device)
+            data, slot, written = data[-size:], slots[-size:], written + n - size
+            start = int(slot[0])
+            compat.set_write_cursor(self, start)
+            self._write_count = written
         has_index = is_encoded or compat.entry_of(compat.all_slots(storage), INDEX) is not None
         if storage.ndim > 1 or not has_index:
-            self._record(n)
-            return super().extend(self._on_storage_device(data))
+            self._record(len(slot))
+            index = super().extend(self._on_storage_device(data))
+            return index if slot is slots else slots.to(index.device)
         on_device = slot
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
@@ -192,8 +194,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             if write is not None:
                 write()
             carry_out(raised)
-            compat.set_write_cursor(self, (start + n) % size)
-            self._write_count = written + n
+            compat.set_write_cursor(self, (start + len(slot)) % size)
+            self._write_count = written + len(slot)
 
         if write is None:
             record_slots(storage, slot)
@@ -202,7 +204,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         else:
             write_whole(storage, slot, commit)
         compat.mark_update(storage, on_device)
-        return on_device
+        return on_device if slot is slots else slots.to(on_device.device)
 
     def _lay_out(self, row: Rows) -> None:
         from gfn_rb.memmaps import lay_out  # which few programs need
