@@ -253,7 +253,9 @@ class RankedDistribution:
         rank, log_prob = self._draw(self._law(len(self)), n, generator)
         return self.rows(torch.from_numpy(rank)), torch.from_numpy(log_prob)
 
-    def _draw(self, law: RankLaw, n: int, generator: torch.Generator | None) -> _Draws:
+    def _draw(
+        self, law: RankLaw, n: int, generator: torch.Generator | None
+    ) -> tuple[Int64[np.ndarray, "n"], Float[np.ndarray, "n"]]:
         """Draw ranks by a law, and from each the rank of any of its ties."""
         rank, log_prob = law.draw(_uniform(n, generator))
         first, end = self._order.tied(rank)
