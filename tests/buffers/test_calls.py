@@ -1,5 +1,6 @@
 """How many calls of the package's functions a batch takes into a buffer, and a draw out of it."""
 
+import gc
 import sys
 
 import pytest
@@ -26,11 +27,14 @@ def calls_of(work):
         nonlocal n
         n += event == "call" and "/gfn_rb/" in frame.f_code.co_filename
 
+    gc.collect()  # or what other tests left would be finalized meanwhile
+    gc.disable()
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return n
 
 
