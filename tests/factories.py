@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import multiprocessing
 import sys
 import warnings
@@ -290,7 +291,11 @@ def linear_policy(env, is_backward, seed=1):
 
 
 class Fault:
-    """A trace that raises an error at the n-th line that a call executes in code it may strike."""
+    """A trace that raises an error at the n-th line that a call executes in code it may strike.
+
+    Lines of ``with`` are spared. The tracer sees them at the end of a block, too, where an error
+    would skip the exit of the context: no signal is handled there.
+    """
 
     def __init__(self, kind, at, may_strike):
         self.kind, self.left, self.may_strike = kind, at, may_strike
@@ -298,7 +303,8 @@ class Fault:
     def __call__(self, frame, event, _):
         if not self.may_strike(frame.f_code):
             return None
-        if event == "line":
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not line.lstrip().startswith("with "):
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)
