@@ -126,13 +126,13 @@ class Order:
             self._count()
         return _select(np.ascontiguousarray(position), self._blocks)
 
-    def tied(
+    def select_tied(
         self, position: Int64[np.ndarray, "k"]
-    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
-        """Return the first position with the key of each position, and the one after the last."""
+    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
+        """Return the slots at positions, and the range of positions that share the key of each."""
         if not self._is_counted:
             self._count()
-        return _tied(np.ascontiguousarray(position), self._blocks)
+        return _select_tied(np.ascontiguousarray(position), self._blocks)
 
     def first(self, m: int) -> Int64[np.ndarray, "m"]:
         """Return the m slots of lowest keys in ascending order, m at most the length."""
@@ -431,17 +431,18 @@ def _select(position, blocks):
 
 
 @compiled
-def _tied(position, blocks):
+def _select_tied(position, blocks):
+    found = np.empty(len(position), np.int64)
     first, end = np.empty(len(position), np.int64), np.empty(len(position), np.int64)
     for i in range(len(position)):
         place = _place_of(position[i], blocks)
         block, at = blocks.at[place], position[i] - blocks.start[place]
-        size, key = blocks.size[place], blocks.key[blocks.at[place], at]
-        if 0 < at < size - 1 and blocks.key[block, at - 1] < key < blocks.key[block, at + 1]:
-            first[i], end[i] = position[i], position[i] + 1  # without a search
-        else:
+        key, found[i] = blocks.key[block, at], blocks.slot[block, at]
+        first[i], end[i] = position[i], position[i] + 1
+        is_alone = 0 < at < blocks.size[place] - 1  # most are, without a search
+        if not (is_alone and blocks.key[block, at - 1] < key < blocks.key[block, at + 1]):
             first[i], end[i] = _n_below(key, False, blocks), _n_below(key, True, blocks)
-    return first, end
+    return found, first, end
 
 
 @compiled

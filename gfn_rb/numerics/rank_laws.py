@@ -231,41 +231,31 @@ class RankedDistribution:
         self._order.assign(descending, np.zeros(len(descending), np.int64))
         return True
 
-    def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the rows of ranks, of which 0 is that of the highest key; ties by row."""
-        return torch.from_numpy(self._order.select(rank.numpy()))
-
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, which are all that have a key."""
-        by_rank = self._by_rank(self._law(n))
-        row = self.rows(torch.arange(n, device=self._device))
+        row, *ranks = map(torch.from_numpy, self._order.select_tied(np.arange(n)))
+        by_rank = self._law(n).log_prob(*ranks)
         return torch.empty_like(by_rank).index_copy_(0, row, by_rank)
-
-    def _by_rank(self, law: RankLaw) -> Float64[Tensor, "n"]:
-        """Return the log-probability of the row of each rank."""
-        first, end = self._order.tied(np.arange(law.n))
-        return law.log_prob(torch.from_numpy(first), torch.from_numpy(end))
 
     def draw(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
         """Draw n rows with replacement, and return the log-probability of each as well."""
-        rank, log_prob = self._draw(self._law(len(self)), n, generator)
-        return self.rows(torch.from_numpy(rank)), torch.from_numpy(log_prob)
+        row, log_prob = self._draw(self._law(len(self)), n, generator)
+        return torch.from_numpy(row), torch.from_numpy(log_prob)
 
     def _draw(
         self, law: RankLaw, n: int, generator: torch.Generator | None
     ) -> tuple[Int64[np.ndarray, "n"], Float[np.ndarray, "n"]]:
-        """Draw ranks by a law, and from each the rank of any of its ties."""
+        """Draw rows by their ranks, or any of those that share a rank."""
         rank, log_prob = law.draw(_uniform(n, generator))
-        first, end = self._order.tied(rank)
+        row, first, end = self._order.select_tied(rank)
         if len(tied := (end - first > 1).nonzero()[0]):
-            first, n_tied = first[tied], (end - first)[tied]
-            among = (_uniform(len(tied), generator) * n_tied).astype(np.int64)
-            rank[tied] = first + np.minimum(among, n_tied - 1)
-            mean = law.log_prob(torch.from_numpy(first), torch.from_numpy(end[tied]))
-            log_prob[tied] = mean.numpy()
-        return rank, log_prob
+            first, end = first[tied], end[tied]
+            among = (_uniform(len(tied), generator) * (end - first)).astype(np.int64)
+            row[tied] = self._order.select(first + np.minimum(among, end - first - 1))
+            log_prob[tied] = law.log_prob(*map(torch.from_numpy, (first, end))).numpy()
+        return row, log_prob
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
@@ -282,39 +272,22 @@ class RankedDistribution:
         law = self._law(len(self))
         first, end = law.support
         if n > end - first:  # unless other rows share these ranks
-            firsts, ends = self._order.tied(np.array([first, end - 1]))
+            _, firsts, ends = self._order.select_tied(np.array([first, end - 1]))
             if n > ends[1] - firsts[0]:
                 return torch.empty(0, dtype=torch.int64), torch.empty(0), False
-        rank, log_prob = self._draw(law, n + n // 8, generator)
-        once = first_occurrences(rank)
-        while len(once) < n and len(rank) < law.n:
+        row, log_prob = self._draw(law, n + n // 8, generator)
+        once = first_occurrences(row)
+        while len(once) < n and len(row) < law.n:
             missing = n - len(once)
-            more = self._draw(law, missing + missing // 8 + len(rank) // 2, generator)
-            pairs = zip((rank, log_prob), more, strict=True)
-            rank, log_prob = (np.concatenate(pair) for pair in pairs)
-            once = first_occurrences(rank)
-        drawn, log_p = (torch.from_numpy(each[once[:n]]) for each in (rank, log_prob))
+            more = self._draw(law, missing + missing // 8 + len(row) // 2, generator)
+            pairs = zip((row, log_prob), more, strict=True)
+            row, log_prob = (np.concatenate(pair) for pair in pairs)
+            once = first_occurrences(row)
+        drawn, log_p = (torch.from_numpy(each[once[:n]]) for each in (row, log_prob))
         if (missing := n - len(drawn)) > 0:
-            others, more_log_p = self._perturbed(law, missing, generator, drawn)
+            others, more_log_p = _perturbed(self.log_probs(law.n), missing, generator, drawn)
             drawn, log_p = torch.cat([drawn, others]), torch.cat([log_p, more_log_p])
-        return self.rows(drawn), log_p, True
-
-    def _perturbed(
-        self,
-        law: RankLaw,
-        n: int,
-        generator: torch.Generator | None,
-        without: Int64[Tensor, "m"] | None = None,
-    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
-        """Draw n different ranks as the largest of Gumbel-perturbed log-probabilities.
-
-        The log-probability of each comes with it.
-        """
-        log_prob = self._by_rank(law)
-        left = log_prob if without is None else log_prob.index_fill(0, without, -math.inf)
-        exponential = torch.empty_like(log_prob).exponential_(generator=generator)
-        rank = (left - exponential.clamp_(min=_TINY).log_()).topk(n).indices
-        return rank, log_prob[rank].to(torch.float32)
+        return drawn, log_p, True
 
 
 class RankedRows(RankedDistribution):
@@ -326,8 +299,7 @@ class RankedRows(RankedDistribution):
 
     def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
         super().__init__(1, like, law)
-        self._sorted: tuple[Tensor, Tensor] | None = None
-        self._known: tuple[RankLaw, Tensor] | None = None  # log-probabilities by rank
+        self._known: tuple[RankLaw, Tensor] | None = None  # log-probabilities by row
         self.assign(like[:0])
 
     def __len__(self) -> int:
@@ -340,40 +312,52 @@ class RankedRows(RankedDistribution):
 
     def assign(self, key: Float[Tensor, "n"]) -> bool:
         """Set the keys of the first n rows; the others have none."""
-        self._key, self._sorted, self._known = key, None, None
+        self._key, self._known = key, None
         return True
 
-    def _in_order(self) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"]]:
-        """Return the negative keys in ascending order, and the row of each."""
-        if self._sorted is None:
-            self._sorted = self._key.neg().sort(stable=True)
-        return self._sorted
+    def log_probs(self, n: int) -> Float64[Tensor, "n"]:
+        """Return log p of all rows, of which there are n."""
+        return self._log_probs().clone()
 
-    def rows(self, rank: Int64[Tensor, "k"]) -> Int64[Tensor, "k"]:
-        """Return the rows of ranks, of which 0 is that of the highest key; ties by row."""
-        return self._in_order()[1][rank]
-
-    def _by_rank(self, law: RankLaw) -> Float64[Tensor, "n"]:
+    def _log_probs(self) -> Float64[Tensor, "n"]:
+        law = self._law(len(self))
         if self._known is None or self._known[0] is not law:
-            key, _ = self._in_order()
+            key, row = self._key.neg().sort(stable=True)
             first, end = (torch.searchsorted(key, key, right=right) for right in (False, True))
-            self._known = law, law.log_prob(first, end)
+            by_rank = law.log_prob(first, end)
+            self._known = law, torch.empty_like(by_rank).index_copy_(0, row, by_rank)
         return self._known[1]
 
     def draw(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
         """Draw n rows with replacement, and return the log-probability of each as well."""
-        log_prob = self._by_rank(self._law(len(self)))
-        rank = categorical(log_prob.exp(), n, generator)
-        return self.rows(rank), log_prob[rank].to(torch.float32)
+        log_prob = self._log_probs()
+        row = categorical(log_prob.exp(), n, generator)
+        return row, log_prob[row].to(torch.float32)
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
     ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
         """Draw n different rows that have a key, one after another, each from what is left."""
-        rank, log_prob = self._perturbed(self._law(len(self)), n, generator)
-        return self.rows(rank), log_prob, log_prob[-1] > -math.inf
+        row, log_prob = _perturbed(self._log_probs(), n, generator)
+        return row, log_prob, log_prob[-1] > -math.inf
+
+
+def _perturbed(
+    log_prob: Float64[Tensor, "N"],
+    n: int,
+    generator: torch.Generator | None,
+    without: Int64[Tensor, "m"] | None = None,
+) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
+    """Draw n different rows as the largest of Gumbel-perturbed log-probabilities.
+
+    The log-probability of each comes with it.
+    """
+    left = log_prob if without is None else log_prob.index_fill(0, without, -math.inf)
+    exponential = torch.empty_like(log_prob).exponential_(generator=generator)
+    row = (left - exponential.clamp_(min=_TINY).log_()).topk(n).indices
+    return row, log_prob[row].to(torch.float32)
 
 
 def _uniform(n: int, generator: torch.Generator | None) -> Float64[np.ndarray, "n"]:
