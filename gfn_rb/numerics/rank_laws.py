@@ -193,7 +193,7 @@ class RankedDistribution:
     """
 
     def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
-        self._law, self._device = law, like.device
+        self._law = law
         self._order = Order(as_count("capacity", capacity))
 
     def __len__(self) -> int:

@@ -160,7 +160,7 @@ class AdaptiveClip:
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> None:
         """Clip the gradients of parameters."""
-        held = [each for each in parameters if each.grad is not None]
+        held = [*parameters]
         norm = nn.utils.get_total_norm([each.grad for each in held if each.grad is not None])
         log_norm, highest = math.log(max(float(norm), 1e-30)), math.log(self.LARGEST)
         if self._n and log_norm > self._log_norm + highest:
