@@ -41,12 +41,9 @@ class ExperienceMemory:
     """A memory of the newest experiences, for single draws, batches and epochs.
 
     It has the interface of ObjectRL's ``ReplayBuffer``, and holds a ``TensorDictReplayBuffer``,
-    :attr:`memory`. Where that one saves its counters alone, this one saves its contents too. In
-    ObjectRL, ``data_size`` and ``pointer`` are independent of the contents. Once set, they count on
-    from the value that they were set to, and ``len`` and epochs use them. ``buffer_size``, once
-    set, is the capacity after the next ``reset()``. Experiences are stored in memory-mapped files
-    on the CPU, in tensors elsewhere; every batch comes with the ``index`` of its rows, and is a
-    copy, on the working device.
+    :attr:`memory`. Where that one saves its counters alone, this one saves its contents too.
+    Experiences are stored in memory-mapped files on the CPU, in tensors elsewhere; every batch
+    comes with the ``index`` of its rows, and is a copy, on the working device.
 
     Args:
         device: device of drawn batches.
@@ -99,38 +96,26 @@ class ExperienceMemory:
 
     @property
     def buffer_size(self) -> int:
-        """How many experiences are kept, or will be."""
-        return self._set.get("buffer_size", self.memory.storage.max_size)
-
-    @buffer_size.setter
-    def buffer_size(self, value: int) -> None:
-        self._set["buffer_size"] = value
+        """How many experiences are kept."""
+        return int(self.memory.storage.max_size)
 
     @property
     def data_size(self) -> int:
-        """How many experiences are stored, or count as such."""
-        return self._set.get("data_size", len(self.memory))
-
-    @data_size.setter
-    def data_size(self, value: int) -> None:
-        self._set["data_size"] = value
+        """How many experiences are stored."""
+        return len(self.memory)
 
     @property
     def size(self) -> int:
         """How many experiences are stored, as :attr:`data_size`."""
-        return self.data_size
+        return len(self.memory)
 
     @property
     def pointer(self) -> int:
-        """Where the next experience is written, or counts as such."""
-        return self._set.get("pointer", write_cursor(self.memory.writer))
-
-    @pointer.setter
-    def pointer(self, value: int) -> None:
-        self._set["pointer"] = value
+        """Where the next experience is written."""
+        return write_cursor(self.memory.writer)
 
     def __len__(self) -> int:
-        return self.data_size
+        return len(self.memory)
 
     # Writing.
 
@@ -147,7 +132,7 @@ class ExperienceMemory:
         item = _tensordict(experience)
         if item.ndim:
             raise ShapeError(f"experience must have batch size [], got {list(item.batch_size)}")
-        self._write(lambda memory: memory.add(item), 1)
+        self._write(lambda memory: memory.add(item))
 
     def add_batch(self, batch: TensorDictBase) -> None:
         """Store a batch, or its last experiences if it is longer than the memory.
@@ -165,7 +150,7 @@ class ExperienceMemory:
         if rows.ndim != 1:
             raise ShapeError(f"batch must have batch size [n], got {list(rows.batch_size)}")
         if len(rows):
-            self._write(lambda memory: _extend(memory, rows), len(rows))
+            self._write(lambda memory: memory.extend(rows))
 
     # Drawing.
 
@@ -230,7 +215,7 @@ class ExperienceMemory:
         Raises:
             EmptyBufferError: nothing is stored.
         """
-        self._require_some("return all experiences", complete=True)
+        self._require_some("return all experiences")
         return self.sample_by_index(range(len(self)))
 
     # Epochs.
@@ -254,7 +239,7 @@ class ExperienceMemory:
         """
         as_count("batch_size", batch_size)
         as_count("n_epochs", n_epochs)
-        self._require_some("create an epoch iterator", complete=True)
+        self._require_some("create an epoch iterator")
         # Orders are drawn as epochs begin, of as many places as there are now.
         n, generator = len(self), self._generator
         device = None if generator is None else generator.device
@@ -335,14 +320,17 @@ class ExperienceMemory:
             raise CheckpointError(f"cannot write {file}: {error.strerror}") from error
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Restore what :meth:`save` saved, or set the counters of ObjectRL's file.
+        """Restore what :meth:`save` saved.
+
+        ObjectRL's own file contains no experiences. The memory is then empty, of its
+        ``buffer_size``.
 
         Args:
             path: path of the files without their suffixes.
 
         Raises:
-            CheckpointError: a file is missing, damaged or not of a replay buffer, or its counters
-                are impossible. The buffer is unchanged.
+            CheckpointError: a file is missing, damaged or not of a replay buffer. The buffer is
+                unchanged.
         """
         file, contents = f"{fspath(path)}.metadata", f"{fspath(path)}.gfnrb"
         # Where the first save was killed, there are contents and no metadata.
@@ -351,15 +339,16 @@ class ExperienceMemory:
             metadata = read_torch_file(file)
         if _CONTENTS in metadata:
             self._load(contents)
-        else:
-            self._set.update(_checked_counters(metadata, file))
+            return
+        size: Any = metadata.get("buffer_size")
+        if type(size) is not int or size < 1:
+            raise CheckpointError(f"{file} must contain a buffer_size above 0, got {size!r:.80}")
+        self.reset(size)
 
     # Within.
 
     def _counters(self) -> dict[str, Any]:
-        memory = self.memory
-        capacity, pointer = memory.storage.max_size, write_cursor(memory.writer)
-        return {"buffer_size": capacity, "data_size": len(memory), "pointer": pointer}
+        return {name: getattr(self, name) for name in ("buffer_size", "data_size", "pointer")}
 
     def _load(self, file: str) -> None:
         counters = load_state(file)
@@ -381,11 +370,10 @@ class ExperienceMemory:
 
     def _hold(self, memory: TensorDictReplayBuffer) -> None:
         self.memory = memory
-        self._set: dict[str, int] = {}  # counters that were set
         self._generator = generator_of(memory)
         self.epoch_iterator = None
 
-    def _write(self, write: Callable[[TensorDictReplayBuffer], Any], n: int) -> None:
+    def _write(self, write: Callable[[TensorDictReplayBuffer], Any]) -> None:
         try:
             write(self.memory)
         except OSError as error:
@@ -395,10 +383,6 @@ class ExperienceMemory:
             if not self.memory.storage.initialized:
                 self.reset()  # files are made on the first write, and the counters before them
             write(self.memory)
-        if "data_size" in self._set:
-            self.data_size = min(self.data_size + n, self.buffer_size)
-        if "pointer" in self._set:
-            self.pointer = (self.pointer + n) % self.buffer_size
 
     def _places_of(self, indices: Indices) -> Int64[Tensor, "k"]:
         if isinstance(indices, range):
@@ -409,20 +393,16 @@ class ExperienceMemory:
             places = places.long()  # an empty list makes floats
         if places.ndim != 1 or places.is_floating_point() or places.dtype == torch.bool:
             raise ArgumentError(f"indices must be a list of whole numbers, got {indices!r}")
-        n_stored = len(self.memory)
-        n = min(len(self), n_stored)
+        n = len(self)
         if places.numel() and not -n <= int(places.min()) <= int(places.max()) < n:
             raise ArgumentError(
                 f"indices must lie in [{-n}, {n}), got {int(places.min())} to {int(places.max())}"
             )
-        return (places.long() % max(n_stored, 1)).to(self.storing_device)
+        return (places.long() % max(n, 1)).to(self.storing_device)
 
-    def _require_some(self, what: str, complete: bool = False) -> None:
-        n, n_stored = len(self), len(self.memory)
-        if not n or not n_stored:
+    def _require_some(self, what: str) -> None:
+        if not len(self):
             raise EmptyBufferError(f"cannot {what}: the memory is empty")
-        if complete and n > n_stored:
-            raise EmptyBufferError(f"cannot {what}: data_size is {n}, and {n_stored} are stored")
 
 
 def _tensordict(data: Any) -> TensorDictBase:
@@ -431,23 +411,3 @@ def _tensordict(data: Any) -> TensorDictBase:
     if isinstance(data, Mapping):
         return TensorDict(dict(data))
     raise ArgumentError(f"experiences must come in a TensorDict, got a {type(data).__name__}")
-
-
-def _extend(memory: TensorDictReplayBuffer, rows: TensorDictBase) -> None:
-    """Store the last rows that fit, where they would be if all rows were stored."""
-    capacity = memory.storage.max_size
-    first = max(len(rows) - capacity, 0)
-    if first % capacity:  # moves the pointer to the slot of the first row that stays
-        memory.extend(rows[first - first % capacity : first])
-    memory.extend(rows[first:])
-
-
-def _checked_counters(metadata: dict[Any, Any], file: str) -> dict[str, int]:
-    """Return the counters of a file, if they can be those of a buffer."""
-    counters = {name: metadata.get(name) for name in ("buffer_size", "data_size", "pointer")}
-    size, n, pointer = values = [v if type(v) is int else -1 for v in counters.values()]
-    if not 0 <= n <= size or not 0 <= pointer < size:
-        raise CheckpointError(
-            f"{file} must contain the counters of a buffer, got {counters!s:.200}"
-        )
-    return dict(zip(counters, values, strict=True))

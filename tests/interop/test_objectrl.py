@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
 from gfn_rb import ExperienceMemory
-from gfn_rb.errors import ArgumentError, CheckpointError, EmptyBufferError
+from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.interop.objectrl import ReplayBuffer
 
 CPU = torch.device("cpu")
@@ -55,36 +55,14 @@ def test_batches_are_those_of_objectrls_buffer_and_so_are_later_random_numbers()
     assert all(ours.equal(plain) for ours, plain in pairs)
 
 
-def test_counters_can_be_set_and_are_counted_on() -> None:
-    buffer = ReplayBuffer(CPU, CPU, 10)
-    buffer.add_batch(rows(6))
-    assert (buffer.data_size, buffer.size, buffer.pointer, len(buffer)) == (6, 6, 6, 6)
-    buffer.data_size, buffer.pointer = 4, 9
-    assert (buffer.data_size, buffer.size, buffer.pointer, len(buffer)) == (4, 4, 9, 4)
-    assert buffer.sample_all()["obs"][:, 0].tolist() == [0, 1, 2, 3]
-    assert buffer.calculate_num_batches(3) == 2
-    buffer.add(rows(1)[0])
-    assert (buffer.data_size, buffer.pointer) == (5, 0)
-    buffer.add_batch(rows(8))
-    assert (buffer.data_size, buffer.pointer) == (10, 8)
-    buffer.buffer_size = 3
-    buffer.reset()
-    assert (buffer.data_size, buffer.pointer, buffer.buffer_size) == (0, 0, 3)
-    buffer.add_batch(rows(5))
-    assert buffer.sample_all()["obs"][:, 0].sort().values.tolist() == [2, 3, 4]
-
-
 def test_contents_are_restored(tmp_path) -> None:
     buffer, path = ReplayBuffer(CPU, CPU, 10), str(tmp_path / "buffer")
     buffer.add_batch(rows(6))
     buffer.add_batch(rows(8, 6))
-    buffer.data_size, buffer.buffer_size = 2, 99
     buffer.save(path)
-    assert buffer.data_size == 2
     fresh = ReplayBuffer(CPU, CPU, 3)
     fresh.load(path)
     assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 10, 4)
-    buffer.data_size, buffer.buffer_size = 10, 10
     for each in (buffer, fresh):
         each.add(rows(1, 50)[0])
     assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
@@ -105,21 +83,10 @@ def test_objectrl_can_load_what_is_saved(tmp_path) -> None:
     torch.save(counters, f"{path}.metadata")  # ObjectRL saves over it
     fresh = ReplayBuffer(CPU, CPU, 3)
     fresh.load(str(path))
-    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 10, 4)
-    assert len(fresh.memory) == 0
+    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 0, 0)
     ExperienceMemory(CPU, CPU, 5).save(path)
     fresh.load(path)
     assert (fresh.buffer_size, len(fresh)) == (5, 0)
-
-
-def test_files_of_objectrls_set_the_counters(tmp_path) -> None:
-    counters = {"buffer_size": 20, "data_size": 6, "pointer": 3}
-    torch.save(counters, tmp_path / "theirs.metadata")
-    buffer = ReplayBuffer(CPU, CPU, 10)
-    buffer.add_batch(rows(8))
-    buffer.load(str(tmp_path / "theirs"))
-    assert (buffer.buffer_size, buffer.data_size, buffer.pointer) == (20, 6, 3)
-    assert len(buffer.sample_all()) == 6
 
 
 @pytest.mark.parametrize("n", [3, 10, 14, 20, 27])
@@ -144,19 +111,7 @@ def test_negative_indices_count_from_the_end() -> None:
         buffer.sample_by_index([-7])
 
 
-@pytest.mark.parametrize(
-    "counters",
-    [
-        {"buffer_size": 20, "data_size": -6, "pointer": 3},
-        {"buffer_size": -20, "data_size": 6, "pointer": 3},
-        {"buffer_size": 20, "data_size": 21, "pointer": 3},
-        {"buffer_size": 20, "data_size": 6, "pointer": 20},
-        {"buffer_size": 20, "data_size": 6.0, "pointer": 3},
-        {"buffer_size": 20, "data_size": 6},
-        {},
-        [1, 2],
-    ],
-)
+@pytest.mark.parametrize("counters", [{"buffer_size": -20}, {"buffer_size": 6.0}, {}, [1, 2]])
 def test_impossible_counters_are_refused(counters, tmp_path) -> None:
     torch.save(counters, tmp_path / "theirs.metadata")
     buffer = ReplayBuffer(CPU, CPU, 10)
@@ -175,17 +130,3 @@ def test_unreadable_files_are_refused(tmp_path) -> None:
         with pytest.raises(CheckpointError, match=f"{name}.metadata"):
             buffer.load(tmp_path / name)
     assert len(buffer) == 8
-
-
-def test_counters_without_contents_draw_nothing(tmp_path) -> None:
-    torch.save({"buffer_size": 10**9, "data_size": 10**9, "pointer": 0}, tmp_path / "a.metadata")
-    buffer = ReplayBuffer(CPU, CPU, 10)
-    buffer.load(tmp_path / "a")
-    with pytest.raises(EmptyBufferError, match="the memory is empty"):
-        buffer.sample_batch(2)
-    buffer.add_batch(rows(3))
-    for call in (buffer.sample_all, lambda: buffer.create_epoch_iterator(2)):
-        with pytest.raises(EmptyBufferError, match="data_size is 1000000000, and 3 are stored"):
-            call()
-    with pytest.raises(ArgumentError, match=r"indices must lie in \[-3, 3\)"):
-        buffer.sample_by_index(range(0, 10**9, 10**8))
