@@ -22,6 +22,7 @@ import gfn_rb.interop.torchgfn as ours  # noqa: E402
 from gfn_rb.errors import ArgumentError  # noqa: E402
 
 GRID = gym.HyperGrid(2, 4, validate_modes=False)
+BOX = gym.Box(delta=0.25)
 KHOT = KHotPreprocessor(4, 2)
 FIELDS = "log_rewards", "log_probs", "estimator_outputs", "terminating_idx", "is_backward"
 
@@ -141,43 +142,21 @@ def test_torchgfns_code_samples_what_cannot_be_adapted() -> None:
     recurrent = RecurrentDiscretePolicyEstimator(model, bits.n_actions)
     found = ours.Sampler(recurrent).sample_trajectories(bits, n=3, save_logprobs=True)
     assert found.log_probs.shape == (5, 3)
-    backward = DiscretePolicyEstimator(MLP(4, bits.n_actions - 1), bits.n_actions, is_backward=True)
-    search = ours.LocalSearchSampler(recurrent, backward)
-    with pytest.raises(ArgumentError, match="use_metropolis_hastings must be False"):
-        search.local_search(bits, found, back_ratio=0.5)
-    plain = {"use_metropolis_hastings": False, "back_ratio": 0.5}
-    proposed, updated = search.local_search(bits, found, save_logprobs=True, debug=True, **plain)
-    assert updated.equal(proposed.log_rewards > found.log_rewards)
-    assert proposed.log_probs.shape == (5, 3)
-    with pytest.raises(NotImplementedError, match="save_estimator_outputs must be False for BitS"):
-        search.local_search(bits, found, save_estimator_outputs=True, **plain)
-
-
-def test_metropolis_hastings_leaves_the_target_of_a_box_invariant() -> None:
-    torch.manual_seed(0)
-    box, options = gym.Box(delta=0.25), {"hidden_dim": 16, "n_hidden_layers": 1}
-    pf = box_utils.BoxPFEstimator(
-        box, box_utils.BoxPFMLP(n_components=1, n_components_s0=1, **options), 1, 1
+    options, components = {"hidden_dim": 16, "n_hidden_layers": 1}, {"n_components": 1}
+    forward = box_utils.BoxPFMLP(n_components_s0=1, **components, **options)
+    search = ours.LocalSearchSampler(
+        box_utils.BoxPFEstimator(BOX, forward, 1, 1),
+        box_utils.BoxPBEstimator(BOX, box_utils.BoxPBMLP(**components, **options), 1),
     )
-    pb = box_utils.BoxPBEstimator(box, box_utils.BoxPBMLP(n_components=1, **options), 1)
-    search, middle = ours.LocalSearchSampler(pf, pb), (torch.arange(400) + 0.5) / 400
-    every = torch.cartesian_prod(middle, middle)
-    reward = box.log_reward(box.states_from_tensor(every)).exp()
-    target = torch.zeros(16).index_add_(0, cell(every), reward) / reward.sum()
-    chosen = reward.multinomial(4000, replacement=True)
-    x = every[chosen] + (torch.rand(4000, 2) - 0.5) / 400
-    starts = search.backward_sampler.sample_trajectories(box, states=box.states_from_tensor(x))
-    for back in ({"back_ratio": 0.5}, {"back_steps": torch.tensor(2)}):
-        found, updated = search.local_search(
-            box, starts.reverse_backward_trajectories(), debug=True, **back
-        )
-        assert 0.05 < updated.float().mean() < 0.95
-        ends = found.terminating_states.tensor.where(updated[:, None], x)
-        assert chi_square_p(torch.bincount(cell(ends), minlength=16), target) > 1e-3
-
-
-def cell(x: torch.Tensor) -> torch.Tensor:
-    return ((x * 4).long().clamp(max=3) * torch.tensor([4, 1])).sum(1)
+    found = search.sample_trajectories(BOX, 20, n_local_search_loops=2, back_ratio=0.5)
+    assert len(found) == 60
+    plain = {"use_metropolis_hastings": False, "back_steps": torch.tensor(9)}
+    proposed, updated = search.local_search(BOX, found, save_logprobs=True, debug=True, **plain)
+    assert updated.equal(proposed.log_rewards > found.log_rewards)
+    assert proposed.log_probs.shape == proposed.actions.batch_shape
+    for name in ("use_metropolis_hastings", "save_estimator_outputs"):
+        with pytest.raises(ArgumentError, match=f"{name} must be False for BoxCartesian"):
+            search.local_search(BOX, found, **{**plain, name: True})
 
 
 def test_local_search_keeps_what_it_is_asked_for() -> None:

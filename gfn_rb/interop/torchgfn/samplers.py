@@ -12,7 +12,7 @@ from gfn.containers import Trajectories
 from gfn.env import Env
 from gfn.estimators import DiscretePolicyEstimator, Estimator
 from gfn.states import States
-from gfn.utils.prob_calculations import get_trajectory_pbs, get_trajectory_pfs
+from gfn.utils.prob_calculations import get_trajectory_pfs
 from torch import Tensor
 
 from gfn_rb import containers, keys, rollout
@@ -26,7 +26,6 @@ from gfn_rb.interop.torchgfn.environment import (
 )
 from gfn_rb.interop.torchgfn.rows import container_of
 from gfn_rb.rollout.categorical import exploration_from
-from gfn_rb.rollout.metropolis_hastings import BackStepsRule, back_steps_rule
 from gfn_rb.rollout.walk import Walk
 from gfn_rb.shapes import Bool
 
@@ -107,8 +106,8 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
 
     Searches are those of :class:`gfn_rb.LocalSearchSampler`: Metropolis-Hastings leaves R(x) / Z
     invariant, where torchgfn's acceptance ratio is inverted. Each loop searches around the objects
-    that earlier loops accepted. Where :class:`Sampler` uses torchgfn's code, this class walks by
-    it, too, and accepts by the same rules.
+    that earlier loops accepted. Where :class:`Sampler` uses torchgfn's code, this class does, too,
+    and refuses Metropolis-Hastings.
 
     Args:
         pf_estimator: torchgfn's forward policy estimator.
@@ -157,31 +156,28 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
             The proposals, and which rows were accepted, bool [n].
 
         Raises:
-            NotImplementedError: states are graphs, or ``save_estimator_outputs`` where torchgfn's
-                code samples.
-            ArgumentError: ``use_metropolis_hastings`` with a recurrent estimator.
+            NotImplementedError: states are graphs.
+            ArgumentError: ``use_metropolis_hastings`` or ``save_estimator_outputs``, where
+                torchgfn's code samples.
         """
         if back_steps is not None:
             back_ratio = None
+            back_steps = torch.as_tensor(back_steps).minimum(trajectories.terminating_idx - 1)
         pf = _walk(self.estimator, env, policy_kwargs)
         pb = _walk(self.backward_sampler.estimator, env, policy_kwargs)
         if pf is None or pb is None:
-            if not isinstance(env.s0, Tensor):
-                raise NotImplementedError("Local search is not implemented for GraphStates.")
-            if save_estimator_outputs:
-                raise NotImplementedError(
-                    f"save_estimator_outputs must be False for {type(env).__name__} with a "
-                    f"{type(self.estimator).__name__}, which torchgfn's code samples, got True"
-                )
-            rule = back_steps_rule(back_steps, back_ratio, len(trajectories))
-            found, updated = self._search_by_torchgfn(
-                env, trajectories, rule, use_metropolis_hastings, debug, policy_kwargs
-            )
-            if save_logprobs:
-                found.log_probs = get_trajectory_pfs(self.estimator, found)
-            return found, updated
-        if back_steps is not None:
-            back_steps = torch.as_tensor(back_steps).minimum(trajectories.terminating_idx - 1)
+            for name, value in (
+                ("save_estimator_outputs", save_estimator_outputs),
+                ("use_metropolis_hastings", use_metropolis_hastings),
+            ):
+                if value and isinstance(env.s0, Tensor):
+                    raise ArgumentError(
+                        f"{name} must be False for {type(env).__name__} with a "
+                        f"{type(self.estimator).__name__}, which torchgfn's code samples, got True"
+                    )
+            chosen: Any = (False, save_logprobs, back_steps, back_ratio, False, debug)
+            found, _ = super().local_search(env, trajectories, *chosen, **policy_kwargs)
+            return found, found.log_rewards > trajectories.log_rewards
         end = trajectories.terminating_states
         start = containers.States(
             state=end.tensor,
@@ -190,7 +186,7 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
             condition=end.conditions,
         )
         search = rollout.LocalSearchSampler(pf.policy, pb.policy)
-        chosen: Any = (back_steps, back_ratio, use_metropolis_hastings, debug)
+        chosen = (back_steps, back_ratio, use_metropolis_hastings, debug)
         rows, updated = search.local_search(
             pf.env, start, save_estimator_outputs, False, *chosen, **vars(pf.exploration)
         )
@@ -198,49 +194,6 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
         if save_logprobs:
             found.log_probs = get_trajectory_pfs(self.estimator, found)
         return found, updated
-
-    def _search_by_torchgfn(
-        self,
-        env: Env,
-        trajectories: Trajectories,
-        rule: BackStepsRule,
-        use_metropolis_hastings: bool,
-        debug: bool,
-        options: dict[str, Any],
-    ) -> tuple[Trajectories, Bool[Tensor, "n"]]:
-        """Search with walks by torchgfn's code."""
-        pf, pb = self.estimator, self.backward_sampler.estimator
-        if use_metropolis_hastings and hasattr(pf, "init_carry"):
-            raise ArgumentError(
-                "use_metropolis_hastings must be False with a recurrent estimator, whose proposals "
-                f"begin without memory, got True with a {type(pf).__name__}"
-            )
-        back = self.backward_sampler.sample_trajectories(
-            env, states=trajectories.terminating_states, **options
-        )
-        old = back.reverse_backward_trajectories()
-        moves, row = old.terminating_idx - 1, torch.arange(len(old), device=old.device)
-        junction = moves - rule(moves).minimum(moves)
-        at = old.states[junction, row]
-        new = super().sample_trajectories(env, states=at, conditions=at.conditions, **options)
-        found, *_ = self._combine_prev_and_recon_trajectories(junction, old, new, debug=debug)
-        if at.conditions is not None:
-            found.states.conditions = at.conditions.expand(*found.states.batch_shape, -1)
-        if not use_metropolis_hastings:
-            return found, found.log_rewards > old.log_rewards
-        with torch.no_grad():
-            # The ways from the source to the junction are the same in both, and cancel.
-            forward, backward = (
-                [ratio(policy, walk, **options).sum(0) for walk in (old, found)]
-                for ratio, policy in ((get_trajectory_pfs, pf), (get_trajectory_pbs, pb))
-            )
-        log_alpha = found.log_rewards + backward[1] + forward[0]
-        log_alpha = log_alpha - old.log_rewards - backward[0] - forward[1]
-        log_alpha = log_alpha.where(old.log_rewards > -torch.inf, 0)
-        # The reverse search starts from the same junction, or the proposal has no reverse.
-        moves = found.terminating_idx - 1
-        is_reversible = rule(moves).minimum(moves) == new.terminating_idx - 1
-        return found, (torch.rand_like(log_alpha).log() < log_alpha) & is_reversible
 
     def sample_trajectories(
         self,
