@@ -47,18 +47,14 @@ def at(transport):
     remote._endpoints.made["mpi"] = remote.Endpoint(transport)
 
 
-def run(manager, *trainings, env=GRID, assigned=None, **options):
+def run(manager, *trainings, env=GRID, **options):
     """Run a manager, and a function of each training rank; return the manager."""
     ends, made = group(len(trainings) + 1, timeout=LIMIT), []
-    first = threading.Event()
 
     def manage():
         at(ends[-1])
         made.append(manager(env, len(trainings), len(trainings), **options))
         assert made[0].is_running
-        for name, value in (assigned or {}).items():
-            setattr(made[0], name, value)
-        first.set()
         made[0].run()
         assert not made[0].is_running
         assert made[0].exit_counter == len(trainings)
@@ -168,71 +164,6 @@ def test_baselines_are_torchgfns(options, found) -> None:
 
     made = run(ours.ReplayBufferManager, train, capacity=2, **options)
     assert len(made.replay_buffer) == (2 if made.store_locally else 0)
-
-
-def test_options_of_a_manager_are_assigned_at_any_time() -> None:
-    options = {"baseline_strategy": "ema", "capacity": 4}
-    strategy = {"baseline_strategy": "percentile", "baseline_percentile": 0.5}
-
-    def train():
-        container = rollouts(n=4)
-        container._log_rewards = torch.tensor([1.0, 2.0, 3.0, 4.0])
-        assert buffer(1).add(container)["baseline_log_reward"] == 2.5
-
-    made = run(ours.ReplayBufferManager, train, assigned=strategy, **options)
-    assert made.exit_counter == 1
-    made.baseline_ema_alpha = 0.5
-    for name, value in {"baseline_strategy": "max", "baseline_percentile": 2.0}.items():
-        with pytest.raises(ArgumentError):
-            setattr(made, name, value)
-
-    def train_slowly():
-        rb = buffer(1)
-        for expected, log_reward in ((1.0, 1.0), (2.0, 3.0)):
-            container = rollouts(n=1)
-            container._log_rewards = torch.tensor([log_reward])
-            assert rb.add(container)["baseline_log_reward"] == expected
-
-    run(ours.ReplayBufferManager, train_slowly, assigned={"baseline_ema_alpha": 0.5})
-
-
-def test_a_manager_stops_when_it_is_told_to() -> None:
-    ends, made = group(2, timeout=LIMIT), []
-
-    def score(container):
-        made[0].is_running = False
-        return {"n": len(container)}
-
-    def manage():
-        at(ends[1])
-        made.append(ours.ReplayBufferManager(GRID, 1, 1, score))
-        made[0].run()
-
-    def train():
-        at(ends[0])
-        assert buffer(1).add(rollouts(n=3))["n"] == 3
-
-    with threads(manage, train):
-        pass
-    assert (made[0].is_running, made[0].exit_counter) == (False, 0)
-    # One exit signal less is waited for.
-    ends, done = group(3, timeout=LIMIT), threading.Event()
-
-    def manage_one_of_two():
-        at(ends[2])
-        manager = ours.ReplayBufferManager(GRID, 2, 2)
-        manager.exit_counter = 1
-        manager.run()
-        assert manager.exit_counter == 2
-        done.set()
-
-    def leave():
-        at(ends[0])
-        ours.ReplayBufferManager.send_termination_signal(2)
-        assert done.wait(LIMIT)
-
-    with threads(manage_one_of_two, leave):
-        pass
 
 
 def test_several_buffers_of_a_rank_send_to_its_manager() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from gfn.containers import StatesContainer, Trajectories, Transitions
@@ -15,17 +15,15 @@ from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.checkpoint.atomic import published
-from gfn_rb.errors import ArgumentError, CheckpointError, NaNError
+from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.interop.torch_files import read_torch_file
 from gfn_rb.interop.torchgfn.remote import (
-    Checked,
     SharedWorker,
     check_backend,
     endpoint,
     require_sendable,
 )
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
-from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote import Awaited, BaselineFilter, Deferred, NonBlocking, Reply
 from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
@@ -36,14 +34,13 @@ ContainerUnion = Trajectories | Transitions | StatesContainer
 _KINDS = (Trajectories, Transitions, StatesContainer)
 
 
-class ReplayBuffer(Checked):
+class ReplayBuffer:
     """torchgfn's ``ReplayBuffer``: same constructor, members, containers and errors.
 
     After each ``add``, the buffer keeps the same rows as torchgfn's. The cost of an ``add`` does
     not grow with the number of stored rows. Each access to ``training_container`` makes a copy in
     torchgfn's order: by reward if ``prioritized_capacity`` is True, otherwise by age. Assign a
-    container to change the content. Options may be assigned at any time, and have an effect from
-    the next call on: a new ``capacity`` at the next ``add``.
+    container to change the content. The capacity and which items are kept are fixed.
 
     Args:
         env: torchgfn environment of the items.
@@ -59,8 +56,7 @@ class ReplayBuffer(Checked):
             waiting for a reply.
         async_score: read the reply to a batch at the next add, so that scores are one add old.
         async_comm: never wait for a reply; scores are the newest that have arrived.
-        lazy_sort: store added items together, once they and the stored ones are twice the capacity
-            or the content is read. Until then ``len`` counts them all.
+        lazy_sort: no effect, as no add sorts what is stored; accepted because torchgfn has it.
         baseline_filtering: send only rows above the manager's baseline.
         scoring_only: send only terminating states and their log-rewards.
         baseline_refresh_after: number of batches in a row that the filter empties before one is
@@ -74,18 +70,6 @@ class ReplayBuffer(Checked):
         ValueError: ``baseline_filtering`` without a manager, or an argument breaks its rule.
         NotImplementedError: a manager is given and states are graphs.
     """
-
-    _checks: ClassVar = {
-        "capacity": as_count,
-        "remote_buffer_freq": as_count,
-        "baseline_refresh_after": as_count,
-        "communication_backend": check_backend,
-    }
-    _rows: RowStore
-    _made_with: tuple[Any, ...]  # options that ``_rows`` was made with; () for none
-    _pending_rows: list[TensorDict]  # added and not yet stored
-    _kind: Any
-    _copy: Any
 
     def __init__(
         self,
@@ -107,7 +91,10 @@ class ReplayBuffer(Checked):
         require_kind("env", env, Env)
         if baseline_filtering and remote_manager_rank is None:
             raise ValueError("baseline_filtering=True requires remote_manager_rank to be set.")
-        self.env, self.capacity = env, capacity
+        check_backend("communication_backend", communication_backend)
+        as_count("remote_buffer_freq", remote_buffer_freq)
+        as_count("baseline_refresh_after", baseline_refresh_after)
+        self.env, self._capacity = env, as_count("capacity", capacity)
         self.prioritized_capacity = prioritized_capacity
         self.prioritized_sampling = prioritized_sampling
         self.remote_manager_rank, self.remote_buffer_freq = remote_manager_rank, remote_buffer_freq
@@ -121,7 +108,8 @@ class ReplayBuffer(Checked):
         self._n_adds, self._replies = 0, list[Reply]()
         self._filter = BaselineFilter(baseline_refresh_after)
         self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
-        self.training_container = None
+        self._kind: Any = None  # of containers; None before the first
+        self._rows = self._store()
         if remote_manager_rank is not None:
             as_count("remote_manager_rank", remote_manager_rank, 0)
             require_sendable(env)
@@ -195,7 +183,6 @@ class ReplayBuffer(Checked):
         if not len(self):
             raise ValueError("Buffer is empty")
         n_samples = as_count("n_samples", n_samples, 0)
-        self._flush_pending()
         start, rows = time.perf_counter(), self._rows
         draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
         drawn = rows.at(draw(n_samples))
@@ -205,28 +192,28 @@ class ReplayBuffer(Checked):
     @property
     def training_container(self) -> Any:
         """All items as one torchgfn container, in its order; None before the first add."""
-        self._flush_pending()
-        if self._copy is None and self._kind is not None:
-            rows = self._rows
-            self._copy = rows.at(rows.in_order()) if len(self) else self._kind(self.env)
-        return self._copy
+        if self._kind is None or not len(self):
+            return None if self._kind is None else self._kind(self.env)
+        return self._rows.at(self._rows.in_order())
 
     @training_container.setter
     def training_container(self, container: Any) -> None:
-        # As in torchgfn, it is as long and in such an order as it came, until the next add.
-        kind = None if container is None else type(self.initialize(container))
-        n = 0 if container is None else len(container)
-        rows = RowStore(self.env, max(n, 1), FIFOWriter, self._graphs)
-        if n:
+        kind, rows = None, self._store()
+        if container is not None:
+            kind = type(self.initialize(container))
+            _require_log_rewards(container, self.prioritized_capacity)
             rows.extend(rows_of(container, self._graphs))
-        self._rows, self._made_with, self._kind, self._copy = rows, (), kind, None
-        self._pending_rows = []
+        self._rows, self._kind = rows, kind
+
+    @property
+    def capacity(self) -> int:
+        """The number of items kept."""
+        return self._capacity
 
     @property
     def log_rewards(self) -> Float[Tensor, "n"]:
         """The log-rewards of all items, in any order; there must be at least one item."""
         assert len(self), "Buffer is empty, it has no log-rewards!"
-        self._flush_pending()
         return self._rows.log_rewards()
 
     @property
@@ -267,8 +254,6 @@ class ReplayBuffer(Checked):
     def load(self, path: str) -> None:
         """Replace the items by those of a file.
 
-        A file with more items than the capacity is loaded whole, and cut at the next add.
-
         Args:
             path: a file or folder as in :meth:`save`, read with ``weights_only``.
 
@@ -294,7 +279,7 @@ class ReplayBuffer(Checked):
         return "\n".join([*lines, ""])
 
     def __len__(self) -> int:
-        return len(self._rows) + sum(map(len, self._pending_rows))
+        return len(self._rows)
 
     def __repr__(self) -> str:
         kind = "empty" if self._kind is None else self._kind.__name__
@@ -317,53 +302,19 @@ class ReplayBuffer(Checked):
             return
         if self.prioritized_capacity or self.prioritized_sampling:
             _require_log_rewards(training_container, self.prioritized_capacity)
-        self._renew()
-        rows = rows_of(training_container, self._graphs)
-        if self.lazy_sort and self._waits():
-            if self.prioritized_capacity and bool(rows.get(LOG_REWARD).isnan().any()):
-                raise NaNError("log_rewards must be numbers for prioritized replay, got NaN")
-            self._pending_rows.append(rows)
-            self._copy = None
-            if len(self) < 2 * self.capacity:
-                return
-            rows = self._pending_rows.pop()
-        self._flush_pending()
-        self._store(rows)
-
-    def _waits(self) -> bool:
-        """Return whether ``lazy_sort`` applies to a batch."""
-        return True
-
-    def _settings(self) -> tuple[Any, ...]:
-        """Return the options that the stored rows depend on."""
-        return self.capacity, self.prioritized_capacity
+        self._rows.extend(self._chosen(rows_of(training_container, self._graphs)))
 
     def _writer(self) -> Writer:
         return RewardPrioritizedWriter() if self.prioritized_capacity else FIFOWriter()
 
-    def _store(self, rows: TensorDict) -> None:
-        if not self.prioritized_capacity and len(rows) > self.capacity:
-            rows = rows[-self.capacity :]
-        self._rows.extend(rows)
-        self._copy = None
+    def _chosen(self, rows: TensorDict) -> TensorDict:
+        """Return the rows that the writer is offered."""
+        return rows
 
     # Within.
 
-    def _renew(self) -> None:
-        """Store all rows under the options of now, if these have changed."""
-        if self._made_with == (settings := self._settings()):
-            return
-        held = self.training_container if len(self) else None
-        if held is not None and self.prioritized_capacity:
-            _require_log_rewards(held, True)
-        self._rows = RowStore(self.env, self.capacity, self._writer, self._graphs)
-        self._made_with = settings
-        if held is not None:
-            self._store(rows_of(held, self._graphs))
-
-    def _flush_pending(self) -> None:
-        while self._pending_rows:
-            self._store(self._pending_rows.pop(0))
+    def _store(self) -> RowStore:
+        return RowStore(self.env, self.capacity, self._writer, self._graphs)
 
     def _worker(self) -> SharedWorker | None:
         """Return this process's connection to the manager, if there is a manager."""
@@ -400,7 +351,6 @@ class ReplayBuffer(Checked):
         before = known.seconds_sending, known.seconds_blocked
         rows = rows_of(container)
         self._note("serialize_objs", time.perf_counter() - start)
-        self._filter.refresh_after = self.baseline_refresh_after
         worker.send(
             rows,
             self._replies,
@@ -446,7 +396,6 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
     ) -> None:
         self.cutoff_distance, self.p_norm_distance = cutoff_distance, p_norm_distance
         super().__init__(env, capacity, True, False, *remote, **options)
-        self._writer()  # which checks the distance before rows come
         if self._graphs is not None:
             raise ArgumentError("states must be tensors to have distances, got graphs")
 
@@ -459,16 +408,10 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
             when="full",
         )
 
-    def _waits(self) -> bool:
-        return len(self) < self.capacity  # from then on rows are compared with the stored ones
-
-    def _settings(self) -> tuple[Any, ...]:
-        return *super()._settings(), self.cutoff_distance, self.p_norm_distance
-
-    def _store(self, rows: TensorDict) -> None:
-        if self.cutoff_distance >= 0 and len(self._rows) == self.capacity:
-            rows = rows[~near_better(rows, self.cutoff_distance, self.p_norm_distance)]
-        super()._store(rows)
+    def _chosen(self, rows: TensorDict) -> TensorDict:
+        if self.cutoff_distance < 0 or len(self) < self.capacity:
+            return rows
+        return rows[~near_better(rows, self.cutoff_distance, self.p_norm_distance)]
 
 
 class TerminatingStateBuffer(ReplayBuffer):

@@ -5,31 +5,23 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any
 
 from gfn.env import Env
 from tensordict import TensorDictBase
-from torch import Tensor
 
 from gfn_rb import remote
 from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
-from gfn_rb.interop.torchgfn.remote import (
-    PATIENCE,
-    Checked,
-    check_backend,
-    endpoint,
-    require_sendable,
-)
+from gfn_rb.interop.torchgfn.remote import PATIENCE, check_backend, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
-from gfn_rb.remote import PercentileBaseline
-from gfn_rb.shapes import Float
+from gfn_rb.remote import EMABaseline, PercentileBaseline
 from gfn_rb.transports import Transport
 
 
-class ReplayBufferManager(Checked):
+class ReplayBufferManager:
     """torchgfn's ``ReplayBufferManager``: receives containers, keeps the best, and scores them.
 
     Batches that are malformed or cannot be scored are refused: their sender raises an error, and
@@ -69,13 +61,6 @@ class ReplayBufferManager(Checked):
         NotImplementedError: ``remote_manager_rank`` is given, or states are graphs.
     """
 
-    _checks: ClassVar = {
-        "communication_backend": check_backend,
-        "baseline_strategy": partial(require_choice, choices=("min", "percentile", "ema")),
-        "baseline_percentile": lambda name, value: _require(0 <= value <= 1, name, "[0, 1]", value),
-        "baseline_ema_alpha": lambda name, value: _require(0 < value <= 1, name, "(0, 1]", value),
-    }
-
     def __init__(
         self,
         env: Env,
@@ -99,6 +84,13 @@ class ReplayBufferManager(Checked):
                 "managers have none of their own"
             )
         require_sendable(env)
+        check_backend("communication_backend", communication_backend)
+        require_choice("baseline_strategy", baseline_strategy, ("min", "percentile", "ema"))
+        share, alpha = baseline_percentile, baseline_ema_alpha
+        if not 0 <= share <= 1:
+            raise ArgumentError(f"baseline_percentile must be in [0, 1], got {share}")
+        if not 0 < alpha <= 1:
+            raise ArgumentError(f"baseline_ema_alpha must be in (0, 1], got {alpha}")
         self.remote_manager_rank, self.communication_backend = None, communication_backend
         self.timing, self.baseline_strategy = timing, baseline_strategy
         self.baseline_percentile, self.baseline_ema_alpha = baseline_percentile, baseline_ema_alpha
@@ -126,11 +118,14 @@ class ReplayBufferManager(Checked):
                 f"num_training_ranks must be from 1 to {transport.size - 1}, all other ranks, got "
                 f"{self.num_training_ranks}"
             )
+        alpha = self.baseline_ema_alpha
+        share = {"min": 0.0, "percentile": self.baseline_percentile}.get(self.baseline_strategy)
+        kept = None if share is None else _KeptBaseline(self.replay_buffer, share, alpha)
         return _Manager(
-            self,
+            self.num_training_ranks,
             transport,
             score=self._add_and_score,
-            baseline=_KeptBaseline(self),
+            baseline=kept or EMABaseline(alpha),
             metadata=lambda _: {
                 "stored": len(self.replay_buffer),
                 "capacity": self.capacity,
@@ -150,6 +145,7 @@ class ReplayBufferManager(Checked):
                 ``num_training_ranks``.
         """
         self._manager.run()
+        self.is_running, self.exit_counter = False, self._manager.n_left
         if self.timing:
             print(self._timing_summary(), end="", flush=True)
 
@@ -203,55 +199,36 @@ class ReplayBufferManager(Checked):
         return self.scoring_function(container, **given)
 
 
-def _require(holds: bool, name: str, where: str, value: float) -> None:
-    if not holds:
-        raise ArgumentError(f"{name} must be in {where}, got {value}")
-
-
 class _Manager(remote.ReplayBufferManager):
-    """A manager that runs as long as its owner says, and tells it how many senders have left."""
+    """A manager that ends when as many ranks as it expects have sent something and left."""
 
-    def __init__(self, owner: ReplayBufferManager, transport: Transport, **options: Any) -> None:
+    def __init__(self, n_expected: int, transport: Transport, **options: Any) -> None:
         super().__init__(transport, **options)
-        self._owner, self._n_left = owner, 0
+        self._n_expected = n_expected
+
+    @property
+    def n_left(self) -> int:
+        """Number of ranks that have sent something and left, or are lost."""
+        left = (rank for rank in self._senders if rank not in self._workers.present)
+        return sum(bool(self._workers[rank].last_seen) for rank in left)
 
     @property
     def finished(self) -> bool:
-        """Whether the owner has stopped."""
-        return not self._owner.is_running
-
-    def step(self, timeout: float = 0.0) -> bool:
-        """Handle one message, and count the ranks that have sent something and left."""
-        handled, owner = super().step(timeout), self._owner
-        left = [rank for rank in self._senders if rank not in self._workers.present]
-        n_left = sum(bool(self._workers[rank].last_seen) for rank in left)
-        if n_left != self._n_left:
-            owner.exit_counter += n_left - self._n_left
-            self._n_left = n_left
-            if owner.exit_counter >= owner.num_training_ranks or not self._workers.present:
-                owner.is_running = False
-        return handled
+        """Whether all expected ranks have left."""
+        return self.n_left >= self._n_expected or super().finished
 
 
-class _KeptBaseline(remote.Baseline):
-    """A baseline by the owner's strategy of now, over its buffer."""
+class _KeptBaseline(PercentileBaseline):
+    """A baseline at a percentile of torchgfn's buffer once it is full."""
 
-    def __init__(self, owner: ReplayBufferManager) -> None:
-        super().__init__()
-        self._owner = owner
-
-    def observe(self, log_reward: Float[Tensor, "n"], n_stored: int = 0) -> None:
-        """Record the log-rewards of a batch."""
-        self.alpha = self._owner.baseline_ema_alpha
-        super().observe(log_reward, n_stored)
+    def __init__(self, buffer: ReplayBuffer, percentile: float, alpha: float) -> None:
+        super().__init__(percentile, alpha)
+        self._buffer = buffer
 
     def value(self, rb: object) -> float | None:
         """Return the baseline, None if nothing is known."""
-        owner, kept = self._owner, self._owner.replay_buffer
-        if owner.baseline_strategy != "ema" and len(kept) >= owner.capacity:
-            log_reward = kept.log_rewards
-            finite = log_reward[log_reward.isfinite()]
-            share = owner.baseline_percentile if owner.baseline_strategy == "percentile" else 0.0
-            if len(finite):
-                return PercentileBaseline(share).of_full(finite)
+        if len(self._buffer) == self._buffer.capacity:
+            log_reward = self._buffer.log_rewards
+            if len(finite := log_reward[log_reward.isfinite()]):
+                return self.of_full(finite)
         return super().value(None)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from gfn.env import Env
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from gfn_rb.arguments import require_choice, require_kind
-from gfn_rb.errors import ArgumentError, RemoteError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import BaselineFilter, ManagerQueries, Mode, ReplayBufferWorker, Reply
-from gfn_rb.remote.messages import SentBatch
 from gfn_rb.remote.options import Payload
 from gfn_rb.torchrl_compat import default_store
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
@@ -22,29 +20,18 @@ from gfn_rb.transports import GlooTransport, MPITransport, Transport
 PATIENCE = 1800.0  # seconds, those of torch.distributed; torchgfn waits for ever
 
 
-class Checked:
-    """Base class whose options are checked when they are assigned, then as in the constructor."""
-
-    _checks: ClassVar[dict[str, Callable[[str, Any], Any]]] = {}
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._checks:
-            self._checks[name](name, value)
-        super().__setattr__(name, value)
-
-
 class SharedWorker(ReplayBufferWorker):
-    """The worker of all buffers of a process: each is given the replies to its own batches.
+    """The worker of all buffers of a process, which take turns.
 
     Attributes:
+        manager: rank of the manager.
         waiting: buffers with items that are not due yet.
     """
 
     def __init__(self, transport: Transport, manager: int) -> None:
         super().__init__(transport, manager, timeout=PATIENCE)
-        self.waiting: set[Any] = set()
-        self._inboxes: dict[SentBatch, list[Reply]] = {}  # of unanswered batches
-        self._inbox: list[Reply] = []  # of the batch that is being sent
+        self.manager, self.waiting = manager, set[Any]()
+        self._inbox: list[Reply] = []  # of the buffer whose turn it is
 
     def send(
         self,
@@ -54,31 +41,24 @@ class SharedWorker(ReplayBufferWorker):
         filter: BaselineFilter | None,
         payload: Payload,
     ) -> None:
-        """Send rows of one buffer; replies to its batches arrive in ``inbox``, oldest first.
+        """Send rows of one buffer; replies to them arrive in ``inbox``, oldest first.
+
+        Another buffer first gets the replies that it still waits for.
 
         Raises:
             RemoteError: the manager could not store or score a batch of any buffer.
         """
-        self._inbox, self.mode, self.filter, self.payload = inbox, mode, filter, payload
-        try:
-            self.extend(rows)
-        except RemoteError:
-            inbox.clear()
-            raise
+        if inbox is not self._inbox:
+            self.drain(PATIENCE)
+            self._inbox = inbox
+        self.mode, self.filter, self.payload = mode, filter, payload
+        if (reply := self.extend(rows)) is not None:
+            inbox.append(reply)
 
-    def _send(
-        self, rows: TensorDictBase, store: bool, ready: Collection[int], is_new: bool = True
-    ) -> int:
-        sent = super()._send(rows, store, ready, is_new)
-        for share in self.sent.values():
-            self._inboxes.setdefault(share.batch, self._inbox)
-        return sent
-
-    def _finish(self, batch: SentBatch) -> None:
-        super()._finish(batch)
-        if not batch.unanswered:
-            self._inboxes.pop(batch, []).extend(self._replies)
-            self._replies.clear()
+    def drain(self, timeout: float = 30.0) -> list[Reply]:
+        """Wait for all replies, which go to the buffer that sent last."""
+        self._inbox += super().drain(timeout)
+        return self._inbox
 
 
 class Endpoint:
@@ -87,28 +67,25 @@ class Endpoint:
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.queries = ManagerQueries(transport)
-        self._worker: tuple[int, SharedWorker] | None = None
+        self._worker: SharedWorker | None = None
 
     def worker(self, manager: int) -> SharedWorker:
         """Return the worker of the buffers that send to a manager; there is one manager."""
         if self._worker is None:
-            self._worker = manager, SharedWorker(self.transport, manager)
-        if self._worker[0] != manager:
+            self._worker = SharedWorker(self.transport, manager)
+        if self._worker.manager != manager:
             raise ArgumentError(
-                f"remote_manager_rank must be {self._worker[0]} as long as another buffer of this "
-                f"process sends to that manager, got {manager}"
+                f"remote_manager_rank must be {self._worker.manager} as long as another buffer of "
+                f"this process sends to that manager, got {manager}"
             )
-        return self._worker[1]
+        return self._worker
 
     def leave(self, manager: int) -> None:
         """Send pending items, and say goodbye to a manager, even if nothing was ever sent."""
-        if self._worker is not None and self._worker[0] != manager:
-            worker = SharedWorker(self.transport, manager)
-        else:
-            worker = self.worker(manager)
-            for buffer in [*worker.waiting]:
-                buffer.send_pending()
-            self._worker = None
+        worker = self.worker(manager)
+        for buffer in [*worker.waiting]:
+            buffer.send_pending()
+        self._worker = None
         worker.connect()
         worker.close(PATIENCE)
 
