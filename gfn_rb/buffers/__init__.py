@@ -6,7 +6,6 @@ from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gfn_rb.buffers.archive import (
-        ArchiveBuffer as ArchiveBuffer,
         CentroidCells as CentroidCells,
         GridCells as GridCells,
         archive_buffer as archive_buffer,

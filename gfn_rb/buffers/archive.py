@@ -16,13 +16,11 @@ from typing_extensions import Unpack
 
 from gfn_rb.arguments import KeepsArguments, as_count, name_of, require_key, require_kind, shown
 from gfn_rb.buffers.options import BufferOptions, with_options
-from gfn_rb.buffers.presets import checked_parts, stale_entries
+from gfn_rb.buffers.presets import build, stale_entries
 from gfn_rb.buffers.replay_buffer import GFNReplayBuffer
 from gfn_rb.buffers.transforms import KeepItems
-from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.samplers.base import number
 from gfn_rb.shapes import Float64, Int64, Shaped
 from gfn_rb.torchrl_compat import entry_of
 from gfn_rb.writers import RewardPrioritizedWriter
@@ -158,77 +156,13 @@ class CentroidCells(Cells):
         digest = blake2b(self.centroids.cpu().numpy().tobytes(), digest_size=8).hexdigest()
         self.label = f"{self.n_cells} centroids {digest} of {name_of(features)}"
 
-    @classmethod
-    def fitted(
-        cls,
-        features: FeaturesOfRows,
-        samples: Shaped[Tensor, "m d"],
-        n_cells: int,
-        *,
-        n_iterations: int = 50,
-        generator: torch.Generator | None = None,
-    ) -> CentroidCells:
-        """Return cells that divide samples evenly, by the k-means algorithm of Lloyd.
-
-        Args:
-            features: entry or callable, as the constructor takes it.
-            samples: features of as many rows as there are, or uniform points, [m, d].
-            n_cells: number of cells, at most m.
-            n_iterations: number of iterations.
-            generator: generator of the first centroids. Default: PyTorch's global generator.
-
-        Raises:
-            ArgumentError: there are fewer samples than cells, or they are not [m, d].
-        """
-        samples, k = _numbers("samples", samples), as_count("n_cells", n_cells)
-        if samples.ndim != 2 or len(samples) < k:
-            raise ArgumentError(f"samples must be [m, d] with m >= {k}, got {[*samples.shape]}")
-        centroids = samples[torch.randperm(len(samples), generator=generator)[:k]]
-        for _ in range(as_count("n_iterations", n_iterations)):
-            nearest = _nearest(samples, centroids)
-            n = torch.bincount(nearest, minlength=k)[:, None]
-            mean = torch.zeros_like(centroids).index_add_(0, nearest, samples) / n
-            centroids = mean.where(n > 0, centroids)
-        return cls(features, centroids)
-
     def _numbers(self, value: Float64[Tensor, "n d"]) -> Int64[Tensor, "n"]:
-        return _nearest(value, self.centroids.to(value.device))
-
-
-class ArchiveBuffer(GFNReplayBuffer):
-    """The buffer that :func:`archive_buffer` returns.
-
-    Args:
-        offset: number that is subtracted from the key of each row in the QD score.
-        **options: options of a :class:`GFNReplayBuffer`.
-    """
-
-    def __init__(self, *, offset: float = 0.0, **options: Any) -> None:
-        super().__init__(**options)
-        self.offset = number("offset", offset, "a finite number", math.isfinite)
-
-    @property
-    def coverage(self) -> float:
-        """Share of the cells that hold a row, from 0 to 1."""
-        return len(self.storage) / self.storage.max_size
-
-    @property
-    def qd_score(self) -> float:
-        """Sum of the keys of all rows, each less ``offset``."""
-        if not len(self.storage):
-            return 0.0
-        return float((KeyColumn(self.writer.key).values(self.storage).double() - self.offset).sum())
-
-    def stats(self) -> dict[str, int | float | bool]:
-        """Return what ``GFNReplayBuffer.stats`` returns, and the numbers of the archive.
-
-        ``coverage`` and ``qd_score`` are those of the present rows. Of the last batch that was
-        offered, ``new`` is the number of cells that it filled, and ``improved`` of those whose row
-        it replaced by a better one.
-        """
-        archive = {"coverage": self.coverage, "qd_score": self.qd_score}
-        new, improved = self.writer.last_counts
-        return {**super().stats(), **archive, "new": new, "improved": improved}
+        centroids = self.centroids.to(value.device)
+        chunks = value.split(max(_CHUNK // len(centroids), 1))
+        mode = "donot_use_mm_for_euclid_dist"  # products lose the digits of points far from 0
+        return torch.cat(
+            [torch.cdist(each, centroids, compute_mode=mode).argmin(1) for each in chunks]
+        )
 
 
 @with_options
@@ -236,22 +170,19 @@ def archive_buffer(
     cells: Cells,
     *,
     key: NestedKey = LOG_REWARD,
-    offset: float = 0.0,
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
     **options: Unpack[BufferOptions],
-) -> ArchiveBuffer:
+) -> GFNReplayBuffer:
     """Return a buffer that keeps the best row of each cell and draws rows uniformly.
 
     It is the archive of MAP-Elites (Mouret & Clune 2015, arXiv:1504.04909). Of equal rows the first
-    one stays. ``rb.stats()`` has the ``coverage``, the ``qd_score``, and how many cells the last
-    call filled (``new``) or improved (``improved``).
+    one stays. The coverage is ``len(rb) / cells.n_cells``, the QD score the sum of the keys.
 
     Args:
         cells: :class:`~gfn_rb.buffers.GridCells` or :class:`~gfn_rb.buffers.CentroidCells`.
         key: entry that the rows of a cell are ranked by, one number per row.
-        offset: number that is subtracted from each key in the QD score, such as the lowest key.
         sampler: sampler to use instead, such as :class:`~gfn_rb.SoftmaxRewardSampler`.
         max_length: number of actions to which trajectories are padded. None stores them as they
             come, which requires batches of one length.
@@ -267,8 +198,7 @@ def archive_buffer(
     writer = RewardPrioritizedWriter(key, "oldest", group=cells, per_group=1)
     rows = [KeepItems(stale_entries(keep), max_length)]
     sampler = RandomSampler() if sampler is None else sampler
-    parts = checked_parts(cells.n_cells, writer, sampler, rows, **options)
-    return ArchiveBuffer(offset=offset, **parts)
+    return build(cells.n_cells, writer, sampler, rows, **options)
 
 
 def _numbers(name: str, value: Any) -> Float64[Tensor, "..."]:
@@ -276,12 +206,3 @@ def _numbers(name: str, value: Any) -> Float64[Tensor, "..."]:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentError(f"{name} must hold numbers, got {shown(value)}") from None
-
-
-def _nearest(
-    value: Float64[Tensor, "n d"], centroids: Float64[Tensor, "k d"]
-) -> Int64[Tensor, "n"]:
-    chunks = value.split(max(_CHUNK // len(centroids), 1))
-    mode = "donot_use_mm_for_euclid_dist"  # products lose the digits of points far from 0
-    parts = [torch.cdist(chunk, centroids, compute_mode=mode).argmin(1) for chunk in chunks]
-    return torch.cat(parts)

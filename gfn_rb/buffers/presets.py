@@ -315,17 +315,6 @@ def build(
     **options: Unpack[BufferOptions],
 ) -> GFNReplayBuffer:
     """Return a buffer made of these parts; added rows pass the transforms in their order."""
-    return GFNReplayBuffer(**checked_parts(capacity, writer, sampler, transforms, **options))
-
-
-def checked_parts(
-    capacity: int,
-    writer: Writer,
-    sampler: Sampler,
-    transforms: Sequence[Transform] = (),
-    **options: Unpack[BufferOptions],
-) -> dict[str, Any]:
-    """Return the arguments of a ``GFNReplayBuffer`` made of these parts."""
     _check_options(options)
     capacity = as_count("capacity", capacity)
     require_kind("writer", writer, Writer, callable)
@@ -358,7 +347,7 @@ def checked_parts(
         measure_whole(writer, rows)
     if on_insertion:
         parts["transform"] = PresetTransforms(*on_insertion[::-1])
-    return parts
+    return GFNReplayBuffer(**parts)
 
 
 def _check_options(options: Any) -> None:

@@ -101,8 +101,6 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         rejected: numbers of rows that this process offered in vain, by reason: "duplicate" (its
             object is stored, or comes later in the batch), "near" (a better row is near),
             "group_full" (its group is full of better rows) and "worst" (the storage is).
-        last_counts: numbers of rows of the last batch that took a free slot, and that took the
-            place of another row.
 
     Examples:
         >>> rb = TensorDictReplayBuffer(
@@ -156,7 +154,6 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self.rejected = dict.fromkeys(_REASONS, 0)
         self._rejected_now = dict.fromkeys(_REASONS, 0)  # of a batch that is being offered
         self._stored = 0  # rows in use when a batch was offered
-        self.last_counts = 0, 0
 
     # What TorchRL calls.
 
@@ -235,10 +232,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
                 lay_out(storage, data[0])
             offered, written = self._order.counters()
             self._rejected_now = now = dict.fromkeys(_REASONS, 0)
-            self._stored = stored = compat.length_of(storage)
+            self._stored = compat.length_of(storage)
             row, target = self._offer(data, key, rows)
-            n_new = compat.length_of(storage) - stored
-            self.last_counts = n_new, len(row) - n_new
             self._order.count(offered + n, written + len(row))
         if len(row) < n:
             now["worst"] = n - len(row) - sum(now.values())
