@@ -9,7 +9,7 @@ rows as they move any others. A page belongs to a row as long as a slot in use n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gfn_rb.arguments import as_count, kind_of, require_key, require_kind, shown
+from gfn_rb.containers.objects import hashed_rows
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, length_key, mask_key
 from gfn_rb.numerics.flat import resized
@@ -302,6 +303,28 @@ class RaggedStorage(EncodedStorage):
             require_same_entries(entries, held)
         return _tree({**fixed, **rows}, data.batch_size)
 
+    def hashes(self, data: Rows, name: NestedKey) -> Int64[Tensor, "n 2"]:
+        """Return two integers for each row, equal exactly where an entry that differs in length is.
+
+        Args:
+            data: batch size [n], in any of the forms that the class accepts.
+            name: the entry.
+
+        Raises:
+            KeyMismatchError: rows lack it.
+            ShapeError: it does not hold rows of different lengths.
+        """
+        if not data.shape[0]:
+            return torch.empty((0, 2), dtype=torch.int64)
+        key = self.ragged[name]
+        beside = {each(other) for each in (mask_key, length_key) for other in (name, key)}
+        columns = _columns(data, {name} | beside)
+        if name not in columns:
+            raise _lacks(name, data.keys(True))
+        if name in self.text:
+            columns[name] = _utf8(name, columns[name], len(data))
+        return hashed_rows(*_as_padded(name, key, columns))
+
     def _entries(self) -> dict[NestedKey, RowEntry]:
         """Return shape and dtype in a row of each entry stored; "L" stands for any length."""
         held = {name: (e.shape[1:], e.dtype) for name, e in all_slots(self).items(True, True)}
@@ -567,15 +590,16 @@ def _groups(
     return limit, groups
 
 
-def _columns(data: Rows) -> dict[NestedKey, Any]:
-    """Return the entries of rows by name: tensors, or of a lazy stack lists of tensors."""
+def _columns(data: Rows, only: Collection[NestedKey] | None = None) -> dict[NestedKey, Any]:
+    """Return entries of rows by name: tensors, or of a lazy stack lists of tensors."""
     if not isinstance(data, LazyStackedTensorDict):
-        return dict(data.items(True, True, is_leaf=is_leaf_nontensor))
+        held = data.items(True, True, is_leaf=is_leaf_nontensor)
+        return {name: each for name, each in held if only is None or name in only}
     if data.stack_dim:
         raise ShapeError(f"data must be stacked along dimension 0, got {data.stack_dim}")
-    names = list(data.keys(True, True, is_leaf=is_leaf_nontensor))
+    names = data.keys(True, True, is_leaf=is_leaf_nontensor)
     rows = data.tensordicts
-    return {name: [entry_of(row, name) for row in rows] for name in names}
+    return {n: [entry_of(row, n) for row in rows] for n in names if only is None or n in only}
 
 
 def _stacked(name: NestedKey, column: Any) -> Tensor:
@@ -602,7 +626,7 @@ def _utf8(name: NestedKey, column: Any, n: int) -> Any:
     texts = [each.data if is_non_tensor(each) else each for each in _listed_texts(column, n)]
     if not all(isinstance(each, str) for each in texts):
         raise ShapeError(f"key {name!r} must hold strings, got {shown(texts)}")
-    return [torch.tensor([*each.encode()], dtype=torch.uint8) for each in texts]
+    return [torch.from_numpy(np.frombuffer(bytearray(each.encode()), np.uint8)) for each in texts]
 
 
 def _listed_texts(column: Any, n: int) -> list[Any]:
@@ -702,7 +726,7 @@ def _joined(name: NestedKey) -> str:
     return name if isinstance(name, str) else "/".join(name)
 
 
-def _lacks(name: NestedKey, held: Mapping[NestedKey, Any]) -> KeyMismatchError:
+def _lacks(name: NestedKey, held: Iterable[NestedKey]) -> KeyMismatchError:
     hint = "; presets drop it unless keep names it" if name in (LOG_PROB, ESTIMATOR_OUTPUT) else ""
     names = sorted(map(str, held))
     return KeyMismatchError(f"data lacks the key {name!r}: it holds {names}{hint}")

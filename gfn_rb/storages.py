@@ -169,6 +169,10 @@ class EncodedStorage(KeepsArguments, RowTensorStorage):
         """Entries that differ in length, and of each the entry whose lengths it has."""
 
     @abstractmethod
+    def hashes(self, data: Rows, name: NestedKey) -> Int64[Tensor, "n 2"]:
+        """Return integers of each row, equal exactly where an entry among :attr:`ragged` is."""
+
+    @abstractmethod
     def padded(self, data: Rows) -> TensorDictBase:
         """Return rows as writers handle them, checked against what is stored."""
 

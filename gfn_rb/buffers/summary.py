@@ -19,12 +19,11 @@ from gfn_rb.arguments import kind_of, shown
 from gfn_rb.buffer_state import held, members_of, with_members
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn
-from gfn_rb.containers.contents import content_columns
 from gfn_rb.containers.convert import padded_alike
-from gfn_rb.containers.objects import state_columns, terminating_states
+from gfn_rb.containers.objects import hashed_rows, hashes_of, state_columns, terminating_states
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismatchError
 from gfn_rb.kernels.objects import Objects
-from gfn_rb.numerics.flat import numbers_in_words
+from gfn_rb.numerics.flat import equal_bits, flat_rows, numbers_in_words
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.storages import EncodedStorage
 
@@ -377,7 +376,24 @@ def _objects(
     texts = [name for name, value in values.items() if not isinstance(value, Tensor)]
     name = [*texts, *values][0]
     mask = None if texts else rows.get(keys.mask_key(name), None)
-    return _cut(values[name], mask), None, content_columns(rows, name, name)
+    return (found := _cut(values[name], mask)), None, _hashes(found)
+
+
+def _hashes(objects: Any) -> Int64[Tensor, "n 2"]:
+    """Return integers that tell objects apart, which are a tensor or a list."""
+    if isinstance(objects, Tensor):
+        rows = flat_rows(objects)
+        return hashed_rows(rows, torch.full((len(rows),), rows.shape[1]))
+    return hashes_of(map(_content, objects))
+
+
+def _content(each: Any) -> bytes:
+    """Return what tells a text or a tensor apart from others."""
+    if isinstance(each, str):
+        return each.encode()
+    if isinstance(each, Tensor):
+        return repr([*each.shape]).encode() + equal_bits(each[None]).cpu().numpy().tobytes()
+    raise ArgumentError(f"objects must be tensors or strings, got {kind_of(each)}")
 
 
 def _entry(rows: TensorDictBase, name: NestedKey) -> Any:

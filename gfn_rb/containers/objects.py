@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +16,9 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, STATE, mask_key
 from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
-from gfn_rb.torchrl_compat import entry_of, new_tensordict
+from gfn_rb.torchrl_compat import entry_of
+
+HashColumns: TypeAlias = Int64[Tensor, "n 2"]
 
 _STATE_MASK = mask_key(STATE)
 _IN_NUMPY = {
@@ -86,11 +90,26 @@ def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tenso
     mask = _some(mask, at) if isinstance(mask, Tensor) and mask.dtype == torch.bool else None
     if mask is None or mask.shape != state.shape[:2]:
         return _with_condition(rows, equal_bits(state.detach()), at)
-    from gfn_rb.containers.contents import content_columns  # few buffers need it
-
-    padded = new_tensordict({STATE: state.detach(), _STATE_MASK: mask}, state.shape[:1])
-    columns = content_columns(padded, STATE, STATE)
+    position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    end = (mask * position).amax(1) if len(position) else mask.sum(1)
+    columns = hashed_rows(state.detach(), end)
     return _with_condition(rows, columns.to(state.device), at)
+
+
+def hashed_rows(rows: Shaped[Tensor, "n T *E"], length: Int64[Tensor, "n"]) -> HashColumns:
+    """Return the hash of each padded row, up to its end; see :func:`hashes_of`."""
+    bits, n_each = equal_bits(rows).cpu().numpy(), rows.shape[2:].numel()
+    ends = (length * n_each).tolist()
+    return hashes_of(row[:end].tobytes() for row, end in zip(bits, ends, strict=True))
+
+
+def hashes_of(contents: Iterable[bytes]) -> HashColumns:
+    """Return a BLAKE2b hash of 128 bits (RFC 7693) for each content, as two integers on the host.
+
+    No two contents of one hash are known or can be made, so equal hashes mean equal contents.
+    """
+    joined = b"".join([blake2b(each, digest_size=16).digest() for each in contents])
+    return torch.from_numpy(np.frombuffer(bytearray(joined), np.int64)).view(-1, 2)
 
 
 def _with_condition(rows: Rows, columns: Tensor, at: Tensor | None = None) -> Tensor:

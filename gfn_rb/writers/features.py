@@ -85,11 +85,11 @@ class ObjectColumns(Features):
             )
         super().__init__(source if callable(source) else None)
         self._read, self._name = keys, name
-        self._ragged: dict[NestedKey, NestedKey] = {}  # of entries that differ in length
+        self._encoded: EncodedStorage | None = None
 
     def register_storage(self, storage: Storage) -> None:
-        """Note which entries of the items may differ in length."""
-        self._ragged = storage.ragged if isinstance(storage, EncodedStorage) else {}
+        """Note the storage of the items if some of their entries differ in length."""
+        self._encoded = storage if isinstance(storage, EncodedStorage) else None
 
     def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
         """Return one row per item."""
@@ -98,23 +98,21 @@ class ObjectColumns(Features):
         if self._read != [STATE]:
             parts = [self._columns(data, key) for key in self._read]
             return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        if STATE in self._ragged:
+        if self._encoded is not None and STATE in self._encoded.ragged:
             keys = [STATE, CONDITION] if CONDITION in set(data.keys()) else [STATE]
             return torch.cat([self._columns(data, key) for key in keys], 1)
         return object_columns(data)
 
     def _columns(self, data: Rows, key: NestedKey) -> Int64[Tensor, "n d"]:
         """Return integers that are equal exactly where an entry is."""
-        if key not in self._ragged:
+        if self._encoded is None or key not in self._encoded.ragged:
             if (value := data.get(key, None)) is None:
                 raise KeyMismatchError(
                     f"data lacks the key {key!r} of {self._name}: it holds "
                     f"{sorted(map(str, data.keys(True)))}"
                 )
             return equal_bits(self._checked(key, _flat(value)))
-        from gfn_rb.containers.contents import content_columns  # few buffers need it
-
-        return content_columns(data, key, self._ragged[key], self._name)
+        return self._encoded.hashes(data, key)
 
     def _checked(self, key: NestedKey, entry: Tensor) -> Tensor:
         """Return an entry, or raise if a group on the host is NaN, which is in no group."""
