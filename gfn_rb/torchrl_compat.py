@@ -367,29 +367,6 @@ def set_write_cursor(writer: TensorDictRoundRobinWriter, cursor: int) -> None:
     writer._cursor = cursor
 
 
-_DRAW_COUNTERS = {
-    "sample_calls": "_sample_call_count_value",
-    "samples_returned": "_sampled_item_count_value",
-}
-
-
-def draw_counters(rb: ReplayBuffer) -> dict[str, int] | None:
-    """Return the numbers of draws and of drawn rows (``ReplayBuffer._sample_call_count_value``).
-
-    None for TorchRL 0.14.1, which does not count them. Its next release does.
-    """
-    if not hasattr(rb, "_sample_call_count_value"):
-        return None
-    return {name: rb._counter_value(getattr(rb, at)) for name, at in _DRAW_COUNTERS.items()}
-
-
-def set_draw_counters(rb: ReplayBuffer, counters: dict[str, int]) -> None:
-    """Set what :func:`draw_counters` returns (``ReplayBuffer._set_counter``), if they are kept."""
-    if hasattr(rb, "_sample_call_count_value"):
-        for name, at in _DRAW_COUNTERS.items():
-            rb._set_counter(at, counters[name])
-
-
 def remaining_batches(part: Sampler | Writer) -> int | None:
     """Return how many batches are left of an epoch (``Sampler._remaining_batches``)."""
     return vars(part).get(_REMAINING_BATCHES)

@@ -13,7 +13,7 @@ from gfn_rb.buffers.statistics import OFFERED
 from gfn_rb.errors import ArgumentError, RateLimitError
 from gfn_rb.shapes import Int64
 
-PAUSES = (0.0002, 0.01)  # seconds between two attempts: the first, and the longest
+_PAUSES = (0.0002, 0.01)  # seconds between two attempts: the first, and the longest
 
 
 class RateLimiter(KeepsArguments):
@@ -97,7 +97,7 @@ class RateLimiter(KeepsArguments):
         Raises:
             RateLimitError: it did not.
         """
-        begin, (pause, longest) = time.monotonic(), PAUSES
+        begin, (pause, longest) = time.monotonic(), _PAUSES
         while time.monotonic() - begin < self.timeout:
             time.sleep(pause)
             pause = min(2 * pause, longest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb.arguments import KeepsArguments, as_count, kind_of, require_kind
-from gfn_rb.buffers.rate_limiter import PAUSES, RateLimiter
+from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.base import Container
@@ -51,20 +50,15 @@ class DrawsAhead(ReplayBuffer):
     Classes that draw rows inherit from it after the TorchRL class that it amends.
     """
 
-    def sample(
-        self, batch_size: int | None = None, return_info: bool = False, **options: Any
-    ) -> Any:
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch. A batch of another size than the buffer's is never drawn ahead.
 
         Args:
             batch_size: number of rows. Default: the batch size of the buffer.
             return_info: whether to return what the sampler says of the draw, too.
-            **options: ``wait``, ``timeout`` and ``cancel_event`` of the TorchRL after 0.14.1.
         """
         if not self._prefetch or batch_size in (None, self._batch_size):
-            return super().sample(batch_size, return_info, **options)
-        if options.pop("wait", False) and not self.wait_until_sampleable(batch_size, **options):
-            raise TimeoutError(f"cannot draw {batch_size} rows within {options.get('timeout')} s")
+            return super().sample(batch_size, return_info)
         rows, info = self._sample(batch_size)
         return (rows, info) if return_info else rows
 
@@ -441,33 +435,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             with replay_lock(self), write_lock(self):
                 in_turn = self.draw_limit.n_left(self.storage, n or 1) >= (n or 1)
         return in_turn and super().can_sample(batch_size)
-
-    def wait_until_sampleable(
-        self,
-        min_items: int | None = None,
-        timeout: float | int | None = None,
-        cancel_event: Any = None,
-    ) -> bool:
-        """Wait until a batch can be drawn. TorchRL after 0.14.1 calls it in ``sample(wait=True)``.
-
-        Args:
-            min_items: number of rows. Default: the batch size of the buffer.
-            timeout: longest wait in seconds; None for no limit.
-            cancel_event: event, such as a ``threading.Event``, that ends the wait; None for none.
-
-        Returns:
-            Whether a batch can be drawn; False after the timeout or the event.
-        """
-        begin = time.monotonic()
-        end = math.inf if timeout is None else begin + timeout
-        pause, longest = PAUSES
-        while not (may := self.can_sample(min_items)):  # nothing wakes waits for another process
-            if time.monotonic() >= end or (cancel_event is not None and cancel_event.is_set()):
-                break
-            time.sleep(min(pause, max(end - time.monotonic(), 0)))
-            pause = min(2 * pause, longest)
-        self.statistics.seconds_waited[DRAWN] += time.monotonic() - begin
-        return may
 
     @property
     def policy_version(self) -> int:

@@ -210,12 +210,10 @@ _STATE: Rules = {
     "consume_after_n_samples": COUNT + NONE,
     "prefetch": COUNT,
     "queue": (tuple,),
-    "draws": MAPPING + NONE,
     "description": MAPPING + NONE,
 }
 _PART: Rules = {"class": TEXT, "state": (object,), "remaining": COUNT + NONE}
 _GENERATOR: Rules = {"device": TEXT, "state": (torch.Tensor,)}
-_DRAWS: Rules = {"sample_calls": COUNT, "samples_returned": COUNT}
 
 
 @contextmanager
@@ -305,15 +303,14 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
         **compat.options_of(rb),
         "prefetch": compat.prefetch_capacity(rb),
         "queue": queue,
-        "draws": compat.draw_counters(rb),
         "description": description_of(rb),
     }
 
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
     """Raise unless a state is one of such a buffer; whether it loads is seen by loading it."""
-    for added in ("draws", "description"):  # which older files lack
-        state.setdefault(added, None)
+    state.setdefault("description", None)  # which older files lack
+    state.pop("draws", None)  # which they have
     require("state of the buffer", state, _STATE)
     expect("number of members", state["members"], len(members_of(rb)))
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
@@ -323,8 +320,6 @@ def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
         try_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
     _check_queue(rb, state["queue"])
-    if state["draws"] is not None:
-        require("draws of the buffer", state["draws"], _DRAWS)
     if not (state["batch_size"] or state["batch_size"] is None):
         raise CheckpointCorruptError("the batch size of the buffer is 0")
     own, saved = compat.generator_of(rb), state["generator"]
@@ -389,8 +384,6 @@ def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
     # Batches of another size than the buffer draws are no use.
     is_alike = state["batch_size"] == rb.batch_size
     compat.restore_prefetch(rb, state["queue"] if is_alike else ())
-    if state["draws"] is not None:
-        compat.set_draw_counters(rb, state["draws"])
 
 
 @contextmanager

@@ -4,14 +4,12 @@ import os
 import random
 import threading
 import time
-from inspect import signature
 from itertools import product
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from factories import assert_equal, objects, rows, seeded
-from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb import load_checkpoint, reward_prioritized_buffer, save_checkpoint
 from gfn_rb.buffers import RateLimiter
@@ -217,23 +215,3 @@ def test_the_counts_are_restored_with_the_buffer(tmp_path):
     assert not other.can_sample(1)
     other.empty()
     assert other.statistics.rows.tolist() == [0, 0]
-
-
-def test_a_wait_ends_when_rows_may_be_drawn_or_its_time_is_over():
-    rb = reward_prioritized_buffer(64, rate_limiter=RateLimiter(1.0), batch_size=4)
-    offer(rb, 4)
-    assert rb.wait_until_sampleable()
-    rb.sample()
-    begin = time.monotonic()
-    assert not rb.wait_until_sampleable(4, timeout=0.1)
-    stopped = threading.Event()
-    stopped.set()
-    assert not rb.wait_until_sampleable(cancel_event=stopped)
-    if "wait" in signature(TensorDictReplayBuffer.sample).parameters:
-        with pytest.raises(TimeoutError, match=r"within 0\.1 seconds"):
-            rb.sample(wait=True, timeout=0.1)
-    assert time.monotonic() - begin < 5
-    writer = threading.Thread(target=offer, args=(rb, 4))
-    writer.start()
-    assert rb.wait_until_sampleable(timeout=60)
-    writer.join()
