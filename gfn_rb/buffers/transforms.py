@@ -111,8 +111,8 @@ class KeepTerminatingStates(RowTransform):
         return made if version is None else made.set(keys.POLICY_VERSION, version)
 
 
-class KeepRows(RowTransform):
-    """Splits trajectories on their way into a buffer, and stamps rows with their episode.
+class KeepTransitions(RowTransform):
+    """Splits trajectories into one row per action, and stamps each row with its episode.
 
     Each row gets ``episode_log_reward``, the log R(x) of its trajectory, and ``episode``, the
     number of its trajectory. ``log_reward`` stays -inf in all rows but the terminating one, as
@@ -120,12 +120,16 @@ class KeepRows(RowTransform):
 
     What is no trajectory must be rows, episode after episode. Rows that have both stamps, such as
     drawn ones, keep them and may come in any order.
+
+    Args:
+        dropped: optional fields that are not stored.
     """
 
     n_episodes: Tensor  # the number of the next episode
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: tuple[str, ...] = (keys.LOG_PROB,)) -> None:
         super().__init__()
+        self.dropped = dropped
         self.register_buffer("n_episodes", torch.zeros((), dtype=torch.int64))
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -134,20 +138,22 @@ class KeepRows(RowTransform):
         return super()._inv_call(tensordict)
 
     def _stored(self, rows: TensorDictBase) -> TensorDict:
-        version = rows.get(keys.POLICY_VERSION, None)
+        rows, version = rows.exclude(*self.dropped), rows.get(keys.POLICY_VERSION, None)
         if are_trajectories(rows):
             trajectories = Trajectories.from_tensordict(rows)
-            kept, length = self._split(trajectories), trajectories.length
+            kept, length = self._kept(trajectories.to_transitions()), trajectories.length
             number = torch.arange(len(length), device=length.device)
             episode = number.repeat_interleave(length, output_size=len(kept))
             td = self._stamped(kept, episode, trajectories.log_reward)
-            return td if version is None else td.set(keys.POLICY_VERSION, version[episode])
-        kept, is_backward = self._read(rows)
-        if {keys.EPISODE, keys.EPISODE_LOG_REWARD} <= set(rows.keys()):
-            td = kept.to_tensordict().update(rows.select(keys.EPISODE, keys.EPISODE_LOG_REWARD))
+            version = None if version is None else version[episode]
         else:
-            episode = _episodes(kept.is_terminating, is_backward)
-            td = self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
+            kept, is_backward = self._read(rows)
+            if {keys.EPISODE, keys.EPISODE_LOG_REWARD} <= set(rows.keys()):
+                stamps = rows.select(keys.EPISODE, keys.EPISODE_LOG_REWARD)
+                td = kept.to_tensordict().update(stamps)
+            else:
+                episode = _episodes(kept.is_terminating, is_backward)
+                td = self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
         return td if version is None else td.set(keys.POLICY_VERSION, version)
 
     def _stamped(
@@ -159,44 +165,29 @@ class KeepRows(RowTransform):
         self.n_episodes += len(log_reward)
         return td
 
-    @abstractmethod
-    def _split(self, trajectories: Trajectories) -> StepRows:
-        """Return what is stored of trajectories."""
+    def _kept(self, transitions: Transitions) -> StepRows:
+        """Return what is stored of transitions."""
+        return transitions
 
-    @abstractmethod
-    def _read(self, data: TensorDictBase) -> tuple[StepRows, Tensor | None]:
+    def _read(self, rows: TensorDictBase) -> tuple[StepRows, Tensor | None]:
         """Return what is stored of given rows, and which way they run."""
+        transitions = Transitions.from_tensordict(rows)
+        return self._kept(transitions), transitions.is_backward
 
 
-class KeepTransitions(KeepRows):
-    """Stores a row per action, without some optional fields. See ``KeepRows``."""
-
-    def __init__(self, dropped: tuple[str, ...] = (keys.LOG_PROB,)) -> None:
-        super().__init__()
-        self.dropped = dropped
-
-    def _split(self, trajectories: Trajectories) -> Transitions:
-        return trajectories.drop(*self.dropped).to_transitions()
-
-    def _read(self, data: TensorDictBase) -> tuple[Transitions, Tensor | None]:
-        rows = Transitions.from_tensordict(data).drop(*self.dropped)
-        return rows, rows.is_backward
-
-
-class KeepStates(KeepRows):
-    """Stores a row per visited state, of trajectories, transitions or states. See ``KeepRows``.
+class KeepStates(KeepTransitions):
+    """Stores a row per visited state, of trajectories, transitions or states.
 
     States say nothing of their direction: given as such, they must be of forward episodes.
     """
 
-    def _split(self, trajectories: Trajectories) -> States:
-        return trajectories.to_states()
+    def _kept(self, transitions: Transitions) -> States:
+        return transitions.to_states()
 
-    def _read(self, data: TensorDictBase) -> tuple[States, Tensor | None]:
-        if keys.NEXT not in data.keys():  # noqa: SIM118
-            return States.from_tensordict(data), None
-        rows = Transitions.from_tensordict(data)
-        return rows.to_states(), rows.is_backward
+    def _read(self, rows: TensorDictBase) -> tuple[StepRows, Tensor | None]:
+        if keys.NEXT in rows.keys():  # noqa: SIM118
+            return super()._read(rows)
+        return States.from_tensordict(rows), None
 
 
 def are_trajectories(rows: TensorDictBase) -> bool:
