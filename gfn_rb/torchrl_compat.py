@@ -352,19 +352,9 @@ class DrawInfo(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def draw_generator(sampler: Sampler) -> torch.Generator | None:
-    """Return what a sampler draws with, None for PyTorch's generator (``Sampler._rng``)."""
-    return sampler._rng
-
-
 def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
     """Return the slot that is written next (``RoundRobinWriter._cursor``)."""
     return writer._cursor
-
-
-def set_write_cursor(writer: TensorDictRoundRobinWriter, cursor: int) -> None:
-    """Set the slot that is written next (``RoundRobinWriter._cursor``)."""
-    writer._cursor = cursor
 
 
 def remaining_batches(part: Sampler | Writer) -> int | None:
@@ -383,9 +373,9 @@ def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None
 # Buffers.
 
 
-def generator_of(rb: ReplayBuffer) -> torch.Generator | None:
-    """Return a buffer's source of randomness, None for the global one (``ReplayBuffer._rng``)."""
-    return rb._rng
+def generator_of(part: ReplayBuffer | Sampler) -> torch.Generator | None:
+    """Return what a buffer or sampler draws with, None for the global generator (``_rng``)."""
+    return part._rng
 
 
 def set_ensemble_generator(part: Any, generator: torch.Generator | None) -> None:

@@ -110,7 +110,7 @@ class DrawLimit(SampleUnit):
     ) -> tuple[Int64[Tensor, "n"], dict[str, Any]]:
         """Draw again the rows of a batch that have no draw left."""
         n, sampler = index.shape[0], self._sampler
-        generator = compat.draw_generator(sampler)
+        generator = compat.generator_of(sampler)
         left, log_prob = self._left(storage, n), self._log_probs(storage)
         if (n_left := int(left.sum())) < n:
             raise self._lack(n, n_left, storage)

@@ -118,16 +118,9 @@ class _TrackedWrites(DrawsAhead):
             return index
 
     def _add(self, data: TensorDictBase) -> int | Tensor:
-        return self._add_counted(data) if self.counts_rows else super()._add(data)
-
-    @outside_graph
-    def _add_counted(self, data: TensorDictBase) -> int | Tensor:
-        data = data if self.draw_limit is None else self._stamped(data, self.draw_limit)
-        with self._counted(OFFERED, 1) as may:
-            if not may or self._fresh(data.unsqueeze(0)) is not None:
-                self.statistics.n_old += may
-                return -1
+        if not self.counts_rows:
             return super()._add(data)
+        return int(self._extend_counted(data.unsqueeze(0))[0])
 
     def _stamped(self, data: TensorDictBase, limit: Any) -> TensorDictBase:
         """Return rows with the number of their draws, which is limited."""

@@ -176,7 +176,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if n > size and storage.ndim == 1:  # of several rows for one slot, a device might keep any
             data, slot, written = data[-size:], slots[-size:], written + n - size
             start = int(slot[0])
-            compat.set_write_cursor(self, start)
+            self._cursor = start
             self._write_count = written
         has_index = is_encoded or compat.entry_of(compat.all_slots(storage), INDEX) is not None
         if storage.ndim > 1 or not has_index:
@@ -194,7 +194,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             if write is not None:
                 write()
             carry_out(raised)
-            compat.set_write_cursor(self, (start + len(slot)) % size)
+            self._cursor = (start + len(slot)) % size
             self._write_count = written + len(slot)
 
         if write is None:
@@ -244,7 +244,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if getattr(self._storage, "initialized", False):  # perhaps of several dimensions
             rows = compat.all_slots(self._storage)
             n_slots = len(rows if _are_rows(rows) else compat.leaves_of(rows)[0])
-        first = compat.write_cursor(self)
+        first = self._cursor
         slot = torch.arange(first, first + n)
         record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
 
@@ -254,12 +254,12 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
 
     def counters(self) -> list[int]:
         """Return the next slot and the number of rows written."""
-        return [compat.write_cursor(self), self._write_count]
+        return [self._cursor, self._write_count]
 
     def roll_back(self, counters: list[int]) -> None:
         """Restore what :meth:`counters` returned; empty if nothing was written."""
         if counters:
-            compat.set_write_cursor(self, counters[0])
+            self._cursor = counters[0]
             self._write_count = counters[1]
 
     def _empty(self, empty_write_count: bool = True) -> None:
@@ -272,8 +272,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         """Go on behind the rows that others stored, as long as there is room."""
         stored = len(self._storage)
         has_room = self._storage.ndim == 1 and stored < self._storage.max_size
-        if has_room and compat.write_cursor(self) != stored:
-            compat.set_write_cursor(self, stored)
+        if has_room and self._cursor != stored:
+            self._cursor = stored
 
     def _checked(self, row: Rows) -> Rows:
         rows = row.unsqueeze(0)
