@@ -104,7 +104,7 @@ def read_content(
     ]
     if env is not None and env.n_modes != 0 and isinstance(objects, Tensor):
         with _noted(content, "modes"):
-            reward = ranked[row].float()
+            reward = ranked[row].float().to(objects.device)
             content.is_mode = which_reach_modes(env, objects, reward)
             n_modes = len(env.modes_reached(objects, reward).unique())
             content.modes = f"{n_modes:,} of {env.n_modes:,}" if env.n_modes else f"{n_modes:,}"

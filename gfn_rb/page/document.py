@@ -53,8 +53,9 @@ def view(
             callable from rows [n] to a tensor [n, d]. Default: the features of a
             ``DiversityWriter``, else what networks see of states in ``env``, else the objects.
         curves: measurements of runs: for each configuration a list of runs, each a dictionary of
-            columns [k] with ``reward_calls`` and any of ``loss``, ``replay_loss``, ``modes_found``
-            and ``mean_age``. Several runs become their mean and range.
+            columns [k] with ``reward_calls`` and any of ``loss``, ``replay_loss``, ``modes_found``,
+            ``mean_age`` and other columns of ``metrics.csv``. Several runs become their mean and
+            range.
         batch_size: number of rows of a batch, for expected draws. Default: that of the buffer, or
             64 if it has none.
         title: heading of the page.

@@ -36,9 +36,21 @@ _CURVES = {
     "losses": ("Loss", "mean loss", "Mean loss of fresh and replayed batches since the last point.",
                {"loss": "fresh", "replay_loss": "replayed"}),
     "modes": ("Modes found", "modes", "Distinct modes sampled so far.", {"modes_found": "modes"}),
+    "best": ("Best 100 found", "mean score", "Mean score of the best 100 distinct objects so far.",
+             {"top_100_score": "best 100"}),
+    "distances": ("Distance from policy to target", "distance", "Exact, over all objects.",
+                  {"total_variation": "total variation",
+                   "jensen_shannon_distance": "Jensen-Shannon"}),
+    "agreement": ("Agreement of policy and target", "1 for an exact policy",
+                  "Correlations of log P(x) with log R(x), and mean score over the target's.",
+                  {"spearman": "Spearman", "pearson": "Pearson", "accuracy": "mean score"}),
+    "log_z": ("log Z", "nats", "Learned log Z, its estimates by samples, and the true one.",
+              {"log_z": "learned", "true_log_z": "true", "log_z_importance": "importance",
+               "elbo": "ELBO", "eubo": "EUBO"}),
     "drawn_ages": ("Age of drawn rows", _AGE, "Mean age of the rows drawn since the last point.",
                    {"mean_age": "mean age"}),
 }  # fmt: skip
+_DASHES = "solid", "dashed", "dotted", "dotdash", "dashdot"
 
 
 class Part(NamedTuple):
@@ -152,18 +164,17 @@ def plot_draws(content: BufferContent) -> Iterator[Part]:
 
 
 def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Part]:
-    """Yield losses, modes and ages over reward calls, with a colour for each configuration."""
+    """Yield what was measured over reward calls, with a colour for each configuration."""
     several = any(len(runs) > 1 for runs in curves.values())
     spread = " Lines are means over runs, bands their range." if several else ""
     for name, (title, axis, text, lines) in _CURVES.items():
         known = [
             (kind if len(curves) == 1 else f"{group}, {kind}", color, dash, measured)
             for (group, runs), color in zip(curves.items(), COLORS * len(curves), strict=False)
-            for (key, kind), dash in zip(lines.items(), ("solid", "dashed"), strict=False)
+            for (key, kind), dash in zip(lines.items(), _DASHES, strict=False)
             if (measured := [each for run in runs if len((each := _measured(run, key))[0])])
         ]
         if not known:
-            yield Part("", "", f"Not recorded: {title.lower()}.")
             continue
         lowest = min(y.min() for *_, measured in known for _, y in measured)
         scale = "log" if name == "losses" and lowest > 0 else "linear"

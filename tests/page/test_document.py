@@ -57,7 +57,6 @@ def test_curves_of_several_runs_stand_before_the_rows_of_the_first(tmp_path) -> 
     order = "first", "second", "Runs", "Loss", "Modes found", "Buffer of first", "Map of objects"
     places = [text.index(each) for each in order]
     assert places == sorted(places)
-    assert "Not recorded: age of drawn rows." in text
     assert "Lines are means over runs, bands their range." in text
 
 
@@ -76,7 +75,7 @@ def test_curves_alone_make_a_page(tmp_path) -> None:
 def test_several_runs_become_their_mean_and_range() -> None:
     from gfn_rb.page.plots import plot_curves
 
-    losses, modes, _ = plot_curves(CURVES)
+    losses, modes = plot_curves(CURVES)
     band, replay, without = (each.data_source.data for each in modes.model.renderers)
     assert replay["y"][-1] == 4
     assert (band["y1"][-1], band["y2"][-1]) == (3, 5)

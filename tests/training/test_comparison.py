@@ -7,7 +7,6 @@ import pytest
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli.tables import aligned_lines
 from gfn_rb.training.comparison import compare_runs
-from gfn_rb.training.figures import draw_comparison, write_figure
 
 ENV = "my.module:MyConfig"
 
@@ -98,23 +97,6 @@ def test_runs_of_other_lengths_are_pooled_and_repeated_seeds_left_out(runs, tmp_
     expected = f"{a}, which repeats seed 0 of {longer}", f"{b}, which repeats seed 1 of {b}"
     assert comparison.ignored == [*expected]
     assert compare_runs(runs).ignored == []
-
-
-def test_a_comparison_is_drawn(runs, tmp_path):
-    comparison = compare_runs(runs, ["modes_found", "total_variation"])
-    modes, _ = draw_comparison(comparison).axes
-    rank, softmax = (line.get_xydata() for line in modes.get_lines())
-    assert [line.get_label() for line in modes.get_lines()] == [
-        "draw=rank (2 seeds)",
-        "draw=softmax",
-    ]
-    assert rank[-1].tolist() == [200, 11]
-    assert softmax[-1].tolist() == [200, 20]
-    band = modes.collections[0].get_paths()[0].vertices
-    assert {10.0, 12.0} <= {*band[band[:, 0] == 200, 1]}
-    for name in ("plot.png", "plot.pdf", "plot.svg"):
-        write_figure(tmp_path / name, draw_comparison(comparison))
-        assert (tmp_path / name).stat().st_size > 5000
 
 
 def test_of_several_ranks_calls_are_summed_and_the_rest_averaged(tmp_path):

@@ -9,8 +9,8 @@ from training.test_comparison import rows, write_run
 from training.training_runs import grid
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import report, train
-from gfn_rb.training.cli import commands, main
+from gfn_rb.training import page, train
+from gfn_rb.training.cli import main
 from gfn_rb.training.page import write_page
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
     """Runs of two configurations."""
     path = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "write_report", lambda path, data: path.write_text(""))
+        patch.setattr(page, "write_report", lambda path, *_: path.write_text(""))
         train(grid(out=path / "replay", steps=6))
         train(grid(out=path / "none", steps=6, replay_ratio=0.0))
     return path
@@ -75,24 +75,3 @@ def test_the_command_writes_the_page(folder, tmp_path, capsys) -> None:
     assert main(["view", str(tmp_path / "nowhere")]) == 2
     line = f"run must be a folder that holds a config.json, got {tmp_path / 'nowhere'}"
     assert capsys.readouterr().err == f"gfn-rb: {line}\n"
-
-
-def test_train_writes_the_page_or_says_how_to(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(report, "write_report", lambda path, data: path.write_text(""))
-    words = ["train", "hypergrid", "--steps", "2", "--batch-size", "8", "--hidden", "16", "--out"]
-    assert main([*words, str(tmp_path / "a b")]) == 0
-    said = f"page     gfn-rb view '{tmp_path / 'a b'}'"
-    assert said in capsys.readouterr().out.splitlines()
-    assert main([*words, str(tmp_path / "b"), "--view"]) == 0
-    page = tmp_path / "b" / "view.html"
-    assert f"page     {page}" in capsys.readouterr().out.splitlines()
-    assert "Map of objects" in text_of(page)
-
-
-def test_without_bokeh_nothing_is_trained_for_a_page(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(commands, "find_spec", lambda name: None)
-    words = ["train", "hypergrid", "--view", "--out", str(tmp_path / "run")]
-    assert main(words) == 2
-    line = "gfn-rb: bokeh is not installed: pip install '.[train]' in a clone of gfn_rb\n"
-    assert capsys.readouterr().err == line
-    assert not (tmp_path / "run").exists()

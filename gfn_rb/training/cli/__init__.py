@@ -15,7 +15,7 @@ from gfn_rb.transports.launch import end_process, launched
 __all__ = ["main"]
 
 _FAILURE, _USAGE, _INTERRUPTED = 1, 2, 130
-_EXTRA = ("tyro", "tqdm", "matplotlib")
+_EXTRA = ("tyro", "tqdm")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,7 +11,6 @@ import gc
 import io
 import os
 import re
-import shlex
 import shutil
 import signal
 import sys
@@ -23,7 +22,6 @@ from copy import copy
 from dataclasses import fields, make_dataclass, replace
 from difflib import get_close_matches
 from functools import partial, wraps
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -33,7 +31,6 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training import rules
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import MAIN_OPTIONS, GeneralOptions, TransportName
-from gfn_rb.training.session.reading import printable
 
 if TYPE_CHECKING:
     import gfn_rb.training.session.run
@@ -56,11 +53,11 @@ def importing() -> Iterator[None]:
     gc.freeze()  # collections need not look again at what imports have made
 
 
-def train(config: TrainConfig, is_viewed: bool = False) -> int:
+def train(config: TrainConfig) -> int:
     """Train a GFlowNet with replay, and write a report."""
     with importing():
         from gfn_rb.training.session import launch
-    return _conclude(launch.train(config), is_viewed)
+    return _conclude(launch.train(config))
 
 
 def resume(run: Path, /, *, steps: int | None = None, transport: TransportName = "auto") -> int:
@@ -96,7 +93,6 @@ def compare(
     *,
     metrics: tuple[str, ...] = (),
     calls: int | None = None,
-    plot: Path | None = None,
 ) -> int:
     """Compare runs of one environment; seeds of one configuration are averaged.
 
@@ -104,20 +100,13 @@ def compare(
         runs: Folders of the runs.
         metrics: Columns of metrics.csv to compare by. Default: three that are usual.
         calls: Reward calls after which to compare. Default: those of the shortest run.
-        plot: Picture to draw the metrics into: a .png, .pdf or .svg file. Default: none.
     """
-    if plot is not None and plot.suffix not in (".png", ".pdf", ".svg"):
-        raise ArgumentError(f"plot must end in .png, .pdf or .svg, got {plot}")
     with importing():
         from gfn_rb.training.cli.tables import aligned_lines
         from gfn_rb.training.comparison import compare_runs
     comparison = compare_runs(runs, metrics, calls)
     for run in comparison.ignored:
         print(f"gfn-rb: ignored {run}", file=sys.stderr)
-    if plot is not None:
-        from gfn_rb.training.figures import draw_comparison, write_figure
-
-        write_figure(plot, draw_comparison(comparison))
     print(comparison.title, *aligned_lines(comparison.rows()), sep="\n")
     return 0
 
@@ -209,16 +198,12 @@ def _parse_train(words: list[str]) -> Callable[[], int]:
             return partial(_print_summaries, title, CONFIGS, end)
         raise ArgumentError(f"train must name an environment: {', '.join(CONFIGS)}, got none")
     env, options = words[place], words[:place] + words[place + 1 :]
-    is_viewed = "--view" in options
-    if is_viewed and find_spec("bokeh") is None:
-        raise ArgumentError("bokeh is not installed: pip install '.[train]' in a clone of gfn_rb")
-    options = [word for word in options if word != "--view"]
     default = _chosen(find_config(env)(), options)
     kind, is_all = type(default), "--help-all" in options
-    text = f"{kind.__doc__}\n\nWith --view, the page of gfn-rb view is written at the end."
+    text = str(kind.__doc__)
     if {*_HELP} & {*options} and not is_all:
         kind = _with_main_options(kind)
-        text += " These are the main options: --help-all shows all."
+        text += "\n\nThese are the main options: --help-all shows all."
     options = ["--help" if word == "--help-all" else word for word in options]
     markers = (tyro.conf.AvoidSubcommands,)
     try:
@@ -228,7 +213,7 @@ def _parse_train(words: list[str]) -> Callable[[], int]:
     except tyro.constructors.UnsupportedTypeAnnotationError as error:
         raise ArgumentError(f"{env} must have options that tyro can parse: {error}") from error
     rules.check_options(default)
-    return partial(train, default, is_viewed)
+    return partial(train, default)
 
 
 def _with_main_options(kind: type[TrainConfig]) -> type[TrainConfig]:
@@ -297,7 +282,7 @@ def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:
     return replace(config, **chosen)
 
 
-def _conclude(result: gfn_rb.training.session.run.RunResult | None, is_viewed: bool = False) -> int:
+def _conclude(result: gfn_rb.training.session.run.RunResult | None) -> int:
     if result is None:  # another rank speaks for this one
         return 0
     from gfn_rb.training.cli.tables import ranks_lines, result_lines, warning_lines
@@ -310,9 +295,5 @@ def _conclude(result: gfn_rb.training.session.run.RunResult | None, is_viewed: b
         print(line, file=sys.stderr)
     print(f"report   {folder.report}")
     print(f"metrics  {folder.metrics}")
-    if is_viewed:
-        view((folder.path,), trust=True)  # of an environment whose code has run just now
-    else:
-        print(f"page     gfn-rb view {shlex.quote(printable(folder.path))}")
     print(f"go on    {folder.how_to_resume()} --steps {2 * result.trainer.steps_done}")
     return 0

@@ -206,8 +206,7 @@ def _train(
             known = _summary(roles, told, len(torch.cat(rows).unique()))
             seconds = time.perf_counter() - start
             write_json(folder.ranks_report, {**known, "wall_seconds": seconds})
-            n = len(roles.workers)
-            run.write_report(result, (n, known["modes_found"]) if n > 1 else None)
+            run.write_report(result)
         everyone.share()
     return result if is_first else None
 

@@ -47,7 +47,7 @@ class RunFolder:
         self.journal = path / f"journal{of_rank}"
         self.previous = path / f"previous{of_rank}.gfnrb"
         self.manager = path / f"manager{of_rank}.json"
-        self.report = path / "report.png"
+        self.report = path / "view.html"
         self.ranks = path / "ranks.json"
         self.ranks_report = path / "report.json"
         self.logs = path / f"logs{of_rank}"

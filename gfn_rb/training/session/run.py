@@ -32,10 +32,8 @@ _BAR = "{percentage:3.0f}%|{bar}| " + _LINE
 
 def check_installed(logger: str) -> None:
     """Check that what a run needs later on, its logger and what draws its report, is installed."""
-    if find_spec("matplotlib") is None:
-        raise ArgumentError(
-            "matplotlib is not installed: pip install '.[train]' in a clone of gfn_rb"
-        )
+    if find_spec("bokeh") is None:
+        raise ArgumentError("bokeh is not installed: pip install '.[train]' in a clone of gfn_rb")
     if logger not in ("none", "csv") and find_spec(logger) is None:
         raise ArgumentError(f"logger {logger} is not installed: pip install {logger}")
 
@@ -191,17 +189,14 @@ def logged() -> Iterator[None]:
         logger.error("%s", one_line(error))
 
 
-def write_report(result: RunResult, ranks: tuple[int, int] | None = None) -> None:
-    """Draw the report of a run that came to its end into its folder.
+def write_report(result: RunResult) -> None:
+    """Write the page of a run that came to its end into its folder."""
+    from gfn_rb.training import page
 
-    Of several ranks, it shows how many there are, and the modes they found.
-    """
-    from gfn_rb.training import report  # matplotlib takes a while to load
-
-    trainer, last, others = result.trainer, result.row, ranks and report.OtherRanks(*ranks)
+    trainer, last = result.trainer, result.row
     is_new = last["step"] != trainer.history[-1]["step"]
     rows = [*trainer.history, last] if is_new else trainer.history
-    report.write_report(result.folder.report, report.ReportData(trainer, rows, others))
+    page.write_report(result.folder.report, trainer, rows)
 
 
 def restore(trainer: Trainer, folder: RunFolder) -> None:

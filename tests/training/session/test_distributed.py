@@ -32,7 +32,7 @@ def test_one_report_speaks_for_all_ranks(job):
     assert report["reward_calls"] == sum(row["reward_calls"] for row in measured) == 2 * 8 * STEPS
     found = [row["modes_found"] for row in measured]
     assert max(found) <= report["modes_found"] <= sum(found)
-    assert (folder / "report.png").stat().st_size > 10_000
+    assert (folder / "view.html").stat().st_size > 10_000
     assert sum(line.startswith("report  ") for line in lines) == 1
     assert any(f"{STEPS}/{STEPS} steps" in line for line in lines)
     how = RunFolder(folder).how_to_resume()
@@ -67,7 +67,7 @@ def test_each_training_rank_has_a_table_and_numbers_of_its_own(job):
     assert tables[0][1]["loss"] != tables[1][1]["loss"]
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        "config.json", "ranks.json", "report.json", "report.png", "manager-rank2.json",
+        "config.json", "ranks.json", "report.json", "view.html", "manager-rank2.json",
         "metrics.csv", "metrics-rank1.csv",
         "checkpoint.gfnrb", "checkpoint-rank1.gfnrb", "checkpoint-rank2.gfnrb",
         "previous.gfnrb", "previous-rank1.gfnrb", "journal-rank2", "journal-rank2-mark",

@@ -12,7 +12,7 @@ from training.training_runs import GRID, equal, grid, timeless
 from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.training import ManagersOptions, Trainer, report, resume, train
+from gfn_rb.training import ManagersOptions, Trainer, page, resume, train
 from gfn_rb.training.session import RefusedError, launch, run as run_module
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
@@ -75,14 +75,14 @@ def reference(finished, tmp_path):
 @pytest.fixture(autouse=True)
 def _quick_reports(finished, monkeypatch):
     """Draw no report but that of the finished run, which is drawn before this takes effect."""
-    monkeypatch.setattr(report, "write_report", lambda path, story: path.write_text(""))
+    monkeypatch.setattr(page, "write_report", lambda path, *_: path.write_text(""))
 
 
 def test_a_run_leaves_its_files(reference):
-    names = "checkpoint.gfnrb config.json metrics.csv previous.gfnrb report.png"
+    names = "checkpoint.gfnrb config.json metrics.csv previous.gfnrb view.html"
     assert sorted(path.name for path in reference.iterdir()) == names.split()
     assert json.loads((reference / "config.json").read_text()) == GRID.to_dict()
-    assert (reference / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "Distance from policy to target" in (reference / "view.html").read_text()
     assert load_state(reference / "checkpoint.gfnrb")["steps_done"] == 12
 
 
@@ -101,7 +101,7 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(step, reference, tmp_pa
     at_step(step, Mock(side_effect=Killed))
     with pytest.raises(Killed):
         run(GRID, tmp_path / "run")
-    assert not (tmp_path / "run" / "report.png").exists()
+    assert not (tmp_path / "run" / "view.html").exists()
     outcome = resume(tmp_path / "run")
     assert outcome.stopped_by is None
     assert_same_results(tmp_path / "run", reference)
@@ -173,7 +173,7 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(number, reference, tmp_
     assert outcome.stopped_by == number
     assert signal.getsignal(number) is before
     assert load_state(tmp_path / "run" / "checkpoint.gfnrb")["steps_done"] == 7
-    assert not (tmp_path / "run" / "report.png").exists()
+    assert not (tmp_path / "run" / "view.html").exists()
     resume(tmp_path / "run")
     assert_same_results(tmp_path / "run", reference)
 
