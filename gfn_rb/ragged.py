@@ -504,13 +504,19 @@ class RaggedStorage(EncodedStorage):
         """Return the number of rows of a content, or raise unless it fits; see :meth:`restore`."""
         if not content:
             return 0
-        present = self._content_layout()
-        came = {name: (each.dtype, tuple(each.shape[1:])) for name, each in content.items()}
-        if present and came != present:
-            raise CheckpointMismatchError(f"storage state is of {came}, expected {present}")
         lengths = {key: _joined(_within(key, _LENGTH)) for key in self._groups}
-        values = {_joined(_within(name, _VALUES)) for name in self.ragged}
-        if not content.keys() >= values | {*lengths.values()}:
+        values = {_joined(_within(name, _VALUES)): _joined(name) for name in self.ragged}
+        came: dict[str, RowEntry] = {}
+        for name, each in content.items():
+            if name in values:
+                came[values[name]] = ("L", *each.shape[1:]), each.dtype
+            elif name not in lengths.values():
+                came[name] = (*each.shape[1:],), each.dtype
+        if self.initialized:
+            held = {_joined(name): entry for name, entry in self._entries().items()}
+            if came != held:
+                raise CheckpointMismatchError(f"storage state is of {came}, expected {held}")
+        if not content.keys() >= {*values, *lengths.values()}:
             raise CheckpointMismatchError(
                 f"storage state holds {sorted(content)}, expected {sorted(values)} among them"
             )
@@ -534,17 +540,6 @@ class RaggedStorage(EncodedStorage):
                     f"{int(length.sum())}"
                 )
         return counts.pop()
-
-    def _content_layout(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Return dtype and shape behind the first dimension of each entry of the content."""
-        if not self.initialized:
-            return {}
-        held = dict(all_slots(self).items(True, True))
-        for key, group in self._groups.items():
-            del held[_within(key, _PAGES)]
-            for name in group:
-                held[_within(name, _VALUES)] = self._pools[key].entries[name][0]
-        return {_joined(name): (each.dtype, tuple(each.shape[1:])) for name, each in held.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows as flat tensors; see :meth:`content`."""

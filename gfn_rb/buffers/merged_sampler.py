@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,14 +22,15 @@ from gfn_rb.numerics.weighted_rows import Partition, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import KeySampler, require
 from gfn_rb.shapes import Float64, Int64
+from gfn_rb.state_folder import StateInFolder
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
 RowsOfMembers = tuple[TensorDictBase, Any]
 
-_P, _FILE = "p", "shares.json"
+_P = "p"
 
 
-class MergedSampler(SamplerEnsemble):
+class MergedSampler(StateInFolder, SamplerEnsemble):
     r"""Draws rows of several storages as if they were one.
 
     Each row of a batch is drawn for itself: a member, then one of its rows. The members' shares:
@@ -200,19 +199,6 @@ class MergedSampler(SamplerEnsemble):
         """Restore what :meth:`state_dict` returned, or TorchRL's ensemble, which has no ``p``."""
         shares = self._fitting(state_dict.get(_P, self._p))
         super().load_state_dict(state_dict)  # checked before any member changes
-        self._p = shares
-
-    def dumps(self, path: str | Path) -> None:
-        """Write the state into a folder, made if missing."""
-        super().dumps(Path(path))
-        shares = self._p.tolist() if isinstance(self._p, Tensor) else self._p
-        (Path(path) / _FILE).write_text(json.dumps(shares))
-
-    def loads(self, path: str | Path) -> None:
-        """Restore what :meth:`dumps` wrote, as :meth:`load_state_dict` does."""
-        file = Path(path) / _FILE
-        shares = self._fitting(json.loads(file.read_text()) if file.exists() else self._p)
-        super().loads(Path(path))
         self._p = shares
 
     def _fitting(self, p: Any) -> Any:
