@@ -11,7 +11,6 @@ ACTION: Final = "action"
 LENGTH: Final = "length"
 LOG_REWARD: Final = "log_reward"
 LOG_PROB: Final = "log_prob"
-N_DRAWS: Final = "n_draws"  # how often a stored row was drawn, under a limit of draws
 ESTIMATOR_OUTPUT: Final = "estimator_output"
 CONDITION: Final = "condition"
 IS_BACKWARD: Final = "is_backward"

@@ -282,10 +282,6 @@ def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if not members and not {"storages", "samplers", "writers"} <= kwargs.keys():
         raise ArgumentError("members must be at least one buffer, got none")
     for i, member in enumerate(members):
-        if getattr(member, "max_draws", None) is not None:
-            raise ArgumentError(
-                f"members must not limit draws, got max_draws={member.max_draws} in member {i}"
-            )
         if not isinstance(member, ReplayBuffer) or isinstance(member, ReplayBufferEnsemble):
             raise ArgumentError(
                 f"members must be replay buffers, and no ensembles of such, got a "

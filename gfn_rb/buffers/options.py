@@ -69,8 +69,6 @@ class BufferOptions(TypedDict, total=False):
         rate_limiter: limiter that keeps draws in proportion to added rows. Default: None.
         max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
             need a ``policy_version``. Default: None, any age.
-        max_draws: highest number of draws of a row, at least 1; rows without a draw left are
-            removed. Default: None, any number.
         batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
             requires ``sample(n)``.
         prefetch: number of batches to draw ahead, at least 0; above 0 needs ``batch_size``.
@@ -90,7 +88,7 @@ class BufferOptions(TypedDict, total=False):
             the transforms of the preset. Default: None.
         dim_extend: dimension along which ``extend`` counts rows. Default: 0.
         checkpointer: TorchRL's checkpointer of the storage. Default: that of the storage.
-        consume_after_n_samples: TorchRL's ``max_draws``, for its own samplers and writers. Default:
+        consume_after_n_samples: number of draws after which TorchRL's writers drop a row. Default:
             None, never.
         compilable: whether ``torch.compile`` may trace the buffer. Default: None, no.
         delayed_init: whether to set the buffer up when it is first used. Default: None, no.
@@ -111,7 +109,6 @@ class BufferOptions(TypedDict, total=False):
     statistics: bool
     rate_limiter: RateLimiter | None
     max_age: int | None
-    max_draws: int | None
     batch_size: int | None
     prefetch: int | None
     generator: torch.Generator | None

@@ -193,7 +193,7 @@ def fifo_buffer(
     """
     sampler = RandomSampler() if sampler is None else sampler
     limit = _group_options(options)
-    removes = options.get("max_age") is not None or options.get("max_draws") is not None
+    removes = options.get("max_age") is not None
     writer = recent_writer(unique, on_duplicate, removes=removes, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 

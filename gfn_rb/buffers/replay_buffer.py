@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -36,9 +36,6 @@ from gfn_rb.torchrl_compat import (
     replay_lock,
     write_lock,
 )
-
-if TYPE_CHECKING:
-    from gfn_rb.buffers.draw_limit import DrawLimit
 
 _ROWS = 1000  # of the storage, unless one is given
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
@@ -96,7 +93,6 @@ class _TrackedWrites(DrawsAhead):
     counts_rows: bool
     rate_limiter: RateLimiter | None
     max_age: int | None
-    draw_limit: DrawLimit | None
     _oldest: int | None  # the oldest version that was left when rows were last removed
 
     def _extend(self, data: TensorDictBase, **options: Any) -> Tensor:
@@ -106,7 +102,6 @@ class _TrackedWrites(DrawsAhead):
 
     @outside_graph
     def _extend_counted(self, data: TensorDictBase, **options: Any) -> Tensor:
-        data = data if self.draw_limit is None else self._stamped(data, self.draw_limit)
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
@@ -121,19 +116,6 @@ class _TrackedWrites(DrawsAhead):
         if not self.counts_rows:
             return super()._add(data)
         return int(self._extend_counted(data.unsqueeze(0))[0])
-
-    def _stamped(self, data: TensorDictBase, limit: Any) -> TensorDictBase:
-        """Return rows with the number of their draws, which is limited."""
-        self._drop_exhausted(limit)
-        return limit.stamped(data)
-
-    def _drop_exhausted(self, limit: Any) -> None:
-        """Remove the rows that were drawn as often as they may be."""
-        if not is_laid_out(self.storage) or not len(self.storage):
-            return
-        with replay_lock(self), write_lock(self):
-            if (slot := limit.exhausted(self.storage)).shape[0]:
-                self.writer.remove(slot)
 
     @contextmanager
     def _counted(self, side: int, n: int) -> Iterator[bool]:
@@ -152,8 +134,6 @@ class _TrackedWrites(DrawsAhead):
         except BaseException:
             with replay_lock(self), write_lock(self):
                 self.statistics.rows[side] -= n
-                if side == DRAWN and self.draw_limit is not None:
-                    self.draw_limit.count_back(self.storage)
             raise
 
     def _count(self, side: int, n: int) -> bool:
@@ -241,23 +221,18 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     """The ``TensorDictReplayBuffer`` that presets return.
 
     ``extend`` also accepts a container and a dict of tensors, :meth:`best` returns rows of highest
-    reward, and :meth:`summary` describes the buffer. With ``statistics``, ``rate_limiter``,
-    ``max_age`` or ``max_draws``, the buffer counts the rows offered to it and drawn from it. The
-    counts are part of :meth:`stats` and of its state.
+    reward, and :meth:`summary` describes the buffer. With ``statistics``, ``rate_limiter`` or
+    ``max_age``, the buffer counts the rows offered to it and drawn from it. The counts are part of
+    :meth:`stats` and of its state.
 
     Args:
-        statistics: whether to count rows; limits of rate, age and draws always do.
+        statistics: whether to count rows; limits of rate and age always do.
         rate_limiter: limiter that keeps draws in proportion to offers, over all threads and
             processes that share the buffer. It excludes prefetching, which draws in another thread.
         max_age: highest number of policy versions by which a row may be behind the newest version,
             at least 0. Older rows are removed, and rejected when offered. Rows need a
             ``policy_version``. Another row takes the slot of a removed one, and a
             :class:`~gfn_rb.PrioritySampler` treats it as new.
-        max_draws: highest number of draws of a row, at least 1. Rows without a draw left are never
-            drawn, and the next call of ``extend`` or ``sample`` removes them. Until then a batch's
-            ``index`` is valid. A row that is added again counts from 0. The counts are saved with
-            the rows, also by a journal: after a restart, batches that were drawn are not drawn
-            again. Excludes ``prefetch``, ``sample_unit`` and :class:`~gfn_rb.GroupSampler`.
         **options: other options of a ``TensorDictReplayBuffer``, of which
             :class:`~gfn_rb.buffers.BufferOptions` has most. Default of ``storage``: a
             :class:`~gfn_rb.RowTensorStorage` of 1,000 rows.
@@ -267,10 +242,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         statistics: the counts, a :class:`~gfn_rb.buffers.ReplayStatistics`; 0 if not counted.
 
     Raises:
-        ArgumentError: ``prefetch`` is set beside a rate limiter or ``max_draws``, ``max_age`` or
-            ``max_draws`` is too low, the writer has no ``remove`` beside one of them, as
-            :class:`~gfn_rb.RewardPrioritizedWriter` has, or the sampler does not draw single rows
-            beside ``max_draws``.
+        ArgumentError: ``prefetch`` is set beside a rate limiter, ``max_age`` is too low, or the
+            writer has no ``remove`` beside it, as :class:`~gfn_rb.RewardPrioritizedWriter` has.
     """
 
     def __init__(
@@ -279,42 +252,27 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         statistics: bool = False,
         rate_limiter: RateLimiter | None = None,
         max_age: int | None = None,
-        max_draws: int | None = None,
         **options: Any,
     ) -> None:
-        for name, limit in (("a rate_limiter", rate_limiter), ("max_draws", max_draws)):
-            if limit is not None and options.get("prefetch"):
-                raise ArgumentError(
-                    f"prefetch must be 0 beside {name}, got {options['prefetch']}: rows would be "
-                    "drawn before anybody asks for them"
-                )
+        if rate_limiter is not None and options.get("prefetch"):
+            raise ArgumentError(
+                f"prefetch must be 0 beside a rate_limiter, got {options['prefetch']}: rows would "
+                "be drawn before anybody asks for them"
+            )
         self.rate_limiter = rate_limiter
         self.max_age = None if max_age is None else as_count("max_age", max_age, 0)
         self._versions = KeyColumn(POLICY_VERSION)
         self._oldest = None
-        self.counts_rows = any((statistics, rate_limiter, max_age is not None, max_draws))
-        self.max_draws = None if max_draws is None else as_count("max_draws", max_draws)
-        self.draw_limit = None
-        if self.max_draws is not None:
-            if options.get("sample_unit") is not None:
-                raise ArgumentError(
-                    f"sample_unit must be None beside max_draws, got {options['sample_unit']!r:.80}"
-                )
-            from gfn_rb.buffers.draw_limit import DrawLimit  # which few programs need
-
-            options["sample_unit"] = self.draw_limit = DrawLimit(self.max_draws)
+        self.counts_rows = any((statistics, rate_limiter, max_age is not None))
         storage = options.pop("storage", None)
         storage = RowTensorStorage(_ROWS) if storage is None else storage
         require_kind("storage", storage, TensorStorage, callable)
         super().__init__(storage=storage, **options)
-        for name, limit in (("max_age", max_age), ("max_draws", max_draws)):
-            if limit is not None and not hasattr(self.writer, "remove"):
-                raise ArgumentError(
-                    f"writer must be able to remove rows for {name}={limit}, got {self.writer!r}"
-                )
-        if self.draw_limit is not None:
-            self.draw_limit.use(self.sampler)
-        self.statistics = ReplayStatistics(storage_device(self.storage), max_draws is not None)
+        if max_age is not None and not hasattr(self.writer, "remove"):
+            raise ArgumentError(
+                f"writer must be able to remove rows for max_age={max_age}, got {self.writer!r}"
+            )
+        self.statistics = ReplayStatistics(storage_device(self.storage))
         if self.counts_rows:
             self.insert_transform(0, self.statistics)
 
@@ -334,12 +292,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             ShapeError: tensors of the dict have different numbers of rows.
         """
         return super().extend(data if isinstance(data, TensorDictBase) else _rows(data), **options)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Write rows, which count as never drawn, or an entry of all rows."""
-        if self.draw_limit is not None and isinstance(value, TensorDictBase):
-            value = self.draw_limit.stamped(value)
-        super().__setitem__(index, value)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of drawn rows, if the sampler draws by priority.
@@ -378,9 +330,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     @outside_graph
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        if self.draw_limit is not None:
-            self._drop_exhausted(self.draw_limit)
-            self.draw_limit.begin(batch_size, self.storage)
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
         self._note_drawn(info[INDEX])
@@ -423,10 +372,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         """
         limiter = self.rate_limiter
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
-        if in_turn and self.draw_limit is not None:
-            n = self._batch_size if batch_size is None else batch_size
-            with replay_lock(self), write_lock(self):
-                in_turn = self.draw_limit.n_left(self.storage, n or 1) >= (n or 1)
         return in_turn and super().can_sample(batch_size)
 
     @property
@@ -482,12 +427,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
                 )
             },
         }
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Replace the sampler, and return the former one."""
-        if self.draw_limit is not None:
-            self.draw_limit.use(sampler)
-        return super().set_sampler(sampler)
 
     def set_storage(
         self, storage: Storage, collate_fn: Callable[..., Any] | None = None

@@ -12,7 +12,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.envs.transforms import Transform
 
-from gfn_rb.keys import N_DRAWS
 from gfn_rb.shapes import Int64
 
 OFFERED, DRAWN = range(2)
@@ -29,15 +28,13 @@ class ReplayStatistics(Transform):
 
     Args:
         device: device of the rows.
-        hides_draws: whether rows have the number of their draws, which only the storage keeps.
     """
 
     counts: Tensor
     ages: Tensor
 
-    def __init__(self, device: torch.device | None = None, hides_draws: bool = False) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         super().__init__()
-        self._hides_draws = hides_draws
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
         self.seconds_waited = [0.0, 0.0]  # by the side that offers, and by the one that draws
         self.n_old = 0  # rows that were too old when they were offered
@@ -91,8 +88,8 @@ class ReplayStatistics(Transform):
         return tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return rows without the number of their draws, if that is limited."""
-        return tensordict.exclude(N_DRAWS) if self._hides_draws else tensordict
+        """Return rows as they are."""
+        return tensordict
 
 
 class DrawnSlots:

@@ -35,7 +35,7 @@ _WIDTH = 70  # characters of an object in a summary
 _CHUNK = 4096  # rows read at a time
 _NO_OBJECT = {
     *(keys.LOG_REWARD, keys.EPISODE_LOG_REWARD, keys.INDEX, keys.POLICY_VERSION, keys.LOG_PROB),
-    *(keys.BUFFER_ID, keys.N_DRAWS),
+    keys.BUFFER_ID,
 }
 
 
@@ -342,8 +342,6 @@ def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     storage = rb.storage
     is_encoded = isinstance(storage, EncodedStorage)
     rows = storage.padded_rows(index, as_text=True) if is_encoded else storage.get(index)
-    if getattr(rb, "draw_limit", None) is not None:  # or the entry is the user's
-        rows = rows.exclude(keys.N_DRAWS)
     compact = compact_rows_of(rb)
     return rows if compact is None else compact(rows)
 

@@ -57,9 +57,8 @@ class Journal:
     ``writer.remove`` and ``load_checkpoint``. TorchRL does not announce ``rb[i] = row`` and
     ``rb.set_``. The journal detects them by the storage's revision, and the next call or
     :meth:`sync` writes all rows. It does not detect values written into the storage's tensors.
-    Draws are not recorded, except the counts of ``max_draws``: random generators, epochs, schedules
-    and prefetched batches are those of the last :func:`save_checkpoint` of the buffer, or of the
-    time when the journal was begun.
+    Draws are not recorded: random generators, epochs, schedules and prefetched batches are those of
+    the last :func:`save_checkpoint` of the buffer, or of the time when the journal was begun.
 
     A call that cannot write raises. The buffer then has the change, and the next call that can
     write has it, too.

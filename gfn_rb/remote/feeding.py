@@ -21,7 +21,7 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import Weights
-from gfn_rb.keys import INDEX, LOG_REWARD, N_DRAWS
+from gfn_rb.keys import INDEX, LOG_REWARD
 from gfn_rb.shapes import Bool, Float, Int64
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, generator_of, length_of
@@ -56,7 +56,6 @@ class ObjectIndex:
         self.sent = np.zeros((n, n_ranks), bool, order="F")
         self.given = np.zeros((n, n_ranks), bool, order="F")
         self.unread: dict[int, RowChanges] = {}  # by rank, rows read again since it looked
-        self._own = (INDEX,) if getattr(rb, "draw_limit", None) is None else (INDEX, N_DRAWS)
         self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
@@ -95,9 +94,9 @@ class ObjectIndex:
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
         """Return copies of rows on the CPU as they came, whole where they are stored compact."""
         if self.encoded is not None:
-            stored = self.encoded.padded_rows(rows).exclude(*self._own)
+            stored = self.encoded.padded_rows(rows).exclude(INDEX)
         else:
-            stored = select_rows(all_slots(self.storage), rows, but=self._own)
+            stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
         if torch.device(self.storage.device).type != "cpu":
             stored = stored.cpu()
         if self._compact is None:

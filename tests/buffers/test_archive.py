@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from factories import assert_equal, journaled, rows, seeded
+from factories import assert_equal, rows, seeded
 from tensordict import TensorDict
 
 import gfn_rb
@@ -147,14 +147,3 @@ def test_an_archive_is_opened_again_without_its_options(cells, tmp_path):
     for each in (rb, again):
         each.extend(batch(50, 2))
     assert_equal(again[:], rb[:])
-
-
-def test_an_archive_has_a_journal_and_limits(tmp_path):
-    rb = journaled(archive_buffer(GRID, max_draws=1), tmp_path / "rb.journal", "always")
-    rb.extend(batch(50, 1))
-    drawn = rb.sample(10)
-    assert len({*drawn["x"].tolist()}) == 10
-    n = len(rb)
-    rb.extend(batch(0, 1))
-    assert len(rb) == n - 10
-    rb.journal.close()

@@ -90,13 +90,6 @@ def test_slots_that_a_buffer_stores_are_not_given():
     assert set(rows.keys()) == {"state", "log_reward"}
 
 
-def test_numbers_of_draws_are_not_given():
-    rb = reward_prioritized_buffer(4, max_draws=2)
-    feeder = Feeder(rb, 4)
-    rb.extend(objects([3]))
-    assert set(subscribed(feeder, 1, terms()).next(1).keys()) == {"state", "log_reward"}
-
-
 def test_relabelled_rewards_count(rb, index, feeder, put):
     subscriber = subscribed(feeder, 1, terms())
     put([3, 4], 2)
