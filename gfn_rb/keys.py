@@ -40,7 +40,6 @@ FORWARD_MASK: Final = "action_mask"  # TorchRL's own name for the mask of legal 
 BACKWARD_MASK: Final = "backward_mask"
 LOGITS: Final = "logits"
 LOG_FLOW: Final = "log_flow"
-IS_INIT: Final = "is_init"  # TorchRL's mark of first steps, for recurrent modules
 STEPPING: Final = "_step"  # TorchRL's mark of the rows that a step shall advance
 
 INDEX: Final = "index"  # written by TensorDictReplayBuffer into what it samples

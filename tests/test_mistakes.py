@@ -19,7 +19,6 @@ import factories
 import pytest
 import torch
 import torchrl  # noqa: F401
-from rollout.test_recurrence import on_grid
 from tensordict import NonTensorStack, TensorDict  # noqa: F401
 from tensordict.nn import TensorDictModule  # noqa: F401
 from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
@@ -158,7 +157,6 @@ def names(folder):
             "Ladder", (factories.Ladder,), {"sample_condition": lambda *_: None}
         )(3),
         "warm": envs.ConditionalHyperGrid(2, 8), "line": envs.Line(),
-        "recurrent": on_grid(env), "recurrent_back": on_grid(env, is_backward=True),
         "letters": factories.CountOnes(2, 3),
         "env": env, "wide": wide, "forward": forward, "backward": backward,
         "trajectories": trajectories, "of_wide": sample(wide),

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, TypeVar
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from gfn_rb import keys
-from gfn_rb.arguments import require_choice, require_number
+from gfn_rb.arguments import require_number
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.numerics.flat import is_readable
-from gfn_rb.rollout.log_probs import both_log_probs, trajectory_log_probs, transition_log_probs
+from gfn_rb.rollout.log_probs import both_log_probs, transition_log_probs
 from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 from gfn_rb.torchrl_compat import assert_on_device
@@ -61,10 +60,6 @@ LOSSES: dict[str, type[Loss]] = {}
 
 C = TypeVar("C", bound=Container)
 Penalty = Callable[[Tensor], Tensor]
-
-
-# Where log P_F comes from: computed anew, or as it was stored when the rows were sampled.
-LogPFSource = Literal["computed", "stored"]
 
 
 def linex(
@@ -307,9 +302,6 @@ class BalanceLoss(Loss[C]):
         forward_policy: module that gives P_F.
         backward_policy: module that gives P_B.
         env: environment of the rows; not a submodule of the loss.
-        log_pf: "computed" evaluates the forward policy, and "stored" uses the rows' ``log_prob``
-            with the gradient of ``Sampler.sample_trajectories(..., save_logprobs=True,
-            requires_grad=True)`` under the current policy. Default: "computed".
         **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
 
     Raises:
@@ -321,8 +313,6 @@ class BalanceLoss(Loss[C]):
         forward_policy: TensorDictModuleBase,
         backward_policy: TensorDictModuleBase,
         env: GFNEnv,
-        *,
-        log_pf: LogPFSource = "computed",
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
@@ -332,37 +322,14 @@ class BalanceLoss(Loss[C]):
                 "forward_policy must have is_backward False and backward_policy True, got "
                 f"{forward_policy.is_backward} and {backward_policy.is_backward}"
             )
-        require_choice("log_pf", log_pf, get_args(LogPFSource))
-        self.backward_policy, self.log_pf = backward_policy, log_pf
+        self.backward_policy = backward_policy
 
     def _log_probs(self, rows: C) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-        """Return log P_F, stored or computed, and log P_B of the rows' actions, with gradient."""
+        """Return log P_F and log P_B of the rows' actions, with gradient."""
         forward, backward, env = self.forward_policy, self.backward_policy, self.env
-        of_rows: Callable[..., Tensor] = transition_log_probs
         if isinstance(rows, Trajectories):
-            if self.log_pf == "computed":
-                return both_log_probs(forward, backward, env, rows)
-            of_rows = trajectory_log_probs
-        log_pf = rows.column(keys.LOG_PROB)
-        if self.log_pf == "computed":
-            log_pf = of_rows(forward, env, rows)
-        assert log_pf is not None  # see _rows
-        return log_pf, of_rows(backward, env, rows)
-
-    def _rows(self, batch: C | TensorDictBase) -> C:
-        rows = super()._rows(batch)
-        if self.log_pf == "computed":
-            return rows
-        log_prob, is_backward = rows.column(keys.LOG_PROB), rows.column(keys.IS_BACKWARD)
-        got = "none" if log_prob is None else "one without" if not log_prob.requires_grad else None
-        if got is None and is_backward is not None and is_backward.any():
-            got = "that of backward rows, which is log P_B"
-        if got is not None:
-            raise ArgumentError(
-                f"log_prob must be log P_F with its gradient where log_pf is 'stored', as Sampler "
-                f"keeps it with requires_grad=True, got {got}"
-            )
-        return rows
+            return both_log_probs(forward, backward, env, rows)
+        return tuple(transition_log_probs(each, env, rows) for each in (forward, backward))
 
 
 class SumLoss(Loss[C]):

@@ -13,7 +13,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
@@ -86,8 +86,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
             :class:`~gfn_rb.policies.UniformBackwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
-        **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
-            :class:`~gfn_rb.losses.BalanceLoss`.
+        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
     """
 
     name = "db"
@@ -156,11 +155,6 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     ) -> None:
         super().__init__(forward_policy, backward_policy, env, **options)
         require_numbered(env, self)
-        if self.log_pf != "computed":
-            raise ArgumentError(
-                f"log_pf must be 'computed' for {type(self).__name__}, which also asks for that of "
-                f"the exits not taken, got {self.log_pf!r}"
-            )
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient; 0 for terminating rows.

@@ -14,7 +14,7 @@ from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import SumLoss, require_finite_terms, require_numbered
 from gfn_rb.rollout.log_probs import places
-from gfn_rb.rollout.outputs import policy_outputs, require_direction, require_memoryless
+from gfn_rb.rollout.outputs import policy_outputs, require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
@@ -107,6 +107,5 @@ class FlowMatching(SumLoss[States]):
     def _log_flows(
         self, state: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n actions"]:
-        require_memoryless(self.forward_policy)
         mask, logits, _ = policy_outputs(self.forward_policy, self.env, state, condition)
         return logits.where(mask, -torch.inf)

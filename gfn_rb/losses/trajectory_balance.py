@@ -43,8 +43,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
             trajectories, or with None if they have none. It returns one number, as
             :class:`~gfn_rb.policies.LogZ` does, or one per trajectory, as
             :class:`~gfn_rb.policies.ConditionalLogZ` does.
-        **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
-            :class:`~gfn_rb.losses.BalanceLoss`.
+        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
     """
 
     name = "tb"
@@ -179,8 +178,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
         subtb_lambda: weight of each further step, above 0. It may change between calls.
-        **options: ``penalty``, ``min_log_reward`` and ``log_pf``; see
-            :class:`~gfn_rb.losses.BalanceLoss`.
+        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
     """
 
     name = "subtb"

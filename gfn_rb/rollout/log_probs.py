@@ -5,23 +5,16 @@ from __future__ import annotations
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torchrl.modules import set_recurrent_mode
 
-from gfn_rb import keys
 from gfn_rb.containers import Trajectories, Transitions
-from gfn_rb.containers.convert import flipped
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.numerics.flat import is_readable
 from gfn_rb.rollout.categorical import masked_log_softmax
 from gfn_rb.rollout.outputs import (
     StateModule,
-    hidden_before,
-    hidden_keys,
     policy_outputs,
     require_direction,
     require_logits,
-    require_memoryless,
-    rows_for,
 )
 from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
@@ -48,7 +41,6 @@ def action_log_probs(
     Raises:
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
-    require_memoryless(policy)
     mask, logits, _ = policy_outputs(policy, env, state, condition)
     return masked_log_softmax(logits, mask)
 
@@ -93,8 +85,7 @@ def trajectory_log_probs(
 
     A forward policy gives log P_F(s_{t+1} | s_t) at every step. A backward policy gives log P_B(s_t
     | s_{t+1}) at every step but the exit, where it is 0. Each value is at the position of its
-    action, in forward and in backward rows. The network is called once, on the real steps alone; a
-    recurrent network on whole rows.
+    action, in forward and in backward rows. The network is called once, on the real steps alone.
 
     Args:
         policy: forward or backward policy.
@@ -109,8 +100,6 @@ def trajectory_log_probs(
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
     is_backward = require_direction(policy)
-    if not isinstance(policy, StateModule) and hidden_keys(policy):
-        return _recurrent_log_probs(policy, env, trajectories)
     at, decided, state, condition = decisions(env, trajectories, is_backward)
     action = trajectories.action
     chosen = taken_log_probs(policy, env, state, condition, action[at], decided)
@@ -186,30 +175,6 @@ def decisions(
     return (row, step), is_decided, trajectories.state[row, step + after], condition
 
 
-def _recurrent_log_probs(
-    policy: TensorDictModuleBase, env: GFNEnv, trajectories: Trajectories
-) -> Float[Tensor, "n T"]:
-    """Do as ``trajectory_log_probs``: all steps at once, in TorchRL's recurrent mode."""
-    rows = trajectories.forward()  # padding is last, so that real steps do not depend on it
-    hidden_before(policy, env, rows.state[:, 0])  # raises
-    condition, shape = rows.condition, rows.action.shape[:2]
-    if condition is not None:
-        condition = condition[:, None].expand(*shape, *condition.shape[1:])
-    td = rows_for(rows.state[:, :-1], condition, batch_dims=2)
-    first = torch.arange(shape[1], device=rows.device) == 0
-    td.set(keys.IS_INIT, first[:, None].expand(*shape, 1))
-    with set_recurrent_mode(True):
-        logits = policy(td).get(keys.LOGITS, None)
-    logits = require_logits(policy, logits, (*shape, env.n_actions))
-    row, step = rows.real_steps.nonzero(as_tuple=True)
-    log_p = masked_log_softmax(logits[row, step], env.forward_mask(rows.state[row, step]))
-    chosen = log_p.gather(1, rows.action[row, step][:, None]).squeeze(1)
-    out = chosen.new_zeros(shape).index_put((row, step), chosen)
-    if trajectories.is_backward is None:
-        return out
-    return flipped(out, rows.length, trajectories.is_backward)
-
-
 def transition_log_probs(
     policy: TensorDictModuleBase, env: GFNEnv, transitions: Transitions
 ) -> Float[Tensor, "n"]:
@@ -231,7 +196,6 @@ def transition_log_probs(
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
     is_backward, action = require_direction(policy), transitions.action
-    require_memoryless(policy)
     parent, child = edge_ends(transitions)
     if not is_backward:
         return taken_log_probs(policy, env, parent, transitions.condition, action)

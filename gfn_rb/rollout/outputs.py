@@ -1,4 +1,4 @@
-"""Outputs of a policy: logits, parameters of actions, hidden states."""
+"""Outputs of a policy: logits and parameters of actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.rollout.categorical import Exploration
-from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, StateBatch
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,10 @@ def policy_outputs(
     env: GFNEnv | None,
     state: StateBatch,
     condition: ConditionBatch | None,
-    hidden: TensorDictBase | None = None,
     mask: Bool[Tensor, "n actions"] | None = None,
     active: Bool[Tensor, "n"] | None = None,
 ) -> tuple[Bool[Tensor, "n actions"], Float[Tensor, "n actions"], Parameters | None]:
-    """Return each state's legal actions, logits and any parameters; move ``hidden`` one step on.
+    """Return each state's legal actions, logits and any parameters of moves.
 
     Rows that are not active have one legal action, the first.
     """
@@ -165,13 +164,7 @@ def policy_outputs(
         first = torch.arange(mask.shape[1], device=mask.device) == 0
         mask = torch.where(active[:, None], mask, first)
     parameters = None
-    if hidden is not None:
-        td = policy(rows_for(state, condition).update(hidden))
-        hidden.set(keys.IS_INIT, torch.zeros_like(hidden.get(keys.IS_INIT)))
-        for key in hidden_keys(policy):
-            hidden.set(key, td.get((keys.NEXT, key)))
-        logits = td.get(keys.LOGITS, None)
-    elif env is None or not env.action_shape:
+    if env is None or not env.action_shape:
         if type(policy).forward is StateModule.forward:
             logits = policy.evaluate(state, condition)
         else:
@@ -190,16 +183,12 @@ def policy_outputs(
     return mask, require_logits(policy, logits, mask.shape), parameters
 
 
-def rows_for(
-    state: Shaped[Tensor, "*n_state"],
-    condition: Shaped[Tensor, "*n_condition"] | None,
-    batch_dims: int = 1,
-) -> TensorDict:
+def rows_for(state: StateBatch, condition: ConditionBatch | None) -> TensorDict:
     """Return what a network reads: states, and conditions where there are some."""
     source = {keys.STATE: state}
     if condition is not None:
         source[keys.CONDITION] = condition
-    return TensorDict(source, batch_size=state.shape[:batch_dims])
+    return TensorDict(source, batch_size=state.shape[:1])
 
 
 def require_logits(
@@ -227,36 +216,3 @@ def drawn_log_probs(
     """Return the log-probabilities with which actions were drawn."""
     log_p = p.gather(1, kind[:, None]).squeeze(1).log()
     return log_p if parameters is None else log_p + parameters.log_prob(action, by)
-
-
-def hidden_keys(policy: TensorDictModuleBase) -> list[str]:
-    """Return what a recurrent policy reads that it wrote under "next" one step ago."""
-    if isinstance(policy, StateModule):
-        return []
-    written = getattr(policy, "out_keys", ())
-    return [key for key in getattr(policy, "in_keys", ()) if (keys.NEXT, key) in written]
-
-
-def hidden_before(
-    policy: TensorDictModuleBase, env: GFNEnv, state: StateBatch
-) -> TensorDict | None:
-    """Return what a recurrent policy reads at its first step, "is_init"; None for others."""
-    if not hidden_keys(policy):
-        return None
-    if policy.is_backward or env.action_shape or not env.is_source(state).all():
-        raise ArgumentError(
-            f"policy must not be recurrent where it goes backward, from states other than the "
-            f"source or with parameters of actions, got a {type(policy).__name__} that reads "
-            f"{hidden_keys(policy)}"
-        )
-    is_init = torch.ones(len(state), 1, dtype=torch.bool, device=state.device)
-    return TensorDict({keys.IS_INIT: is_init}, batch_size=state.shape[:1])
-
-
-def require_memoryless(policy: TensorDictModuleBase) -> None:
-    """Raise ArgumentError if a policy is recurrent."""
-    if hidden_keys(policy):
-        raise ArgumentError(
-            f"policy must not be recurrent where states are read without those before them, got "
-            f"a {type(policy).__name__} that reads {hidden_keys(policy)}"
-        )

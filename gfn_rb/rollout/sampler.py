@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,12 +15,11 @@ from gfn_rb.arguments import as_count
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw, exploration_from
+from gfn_rb.rollout.categorical import draw, explain_no_draw, exploration_from
 from gfn_rb.rollout.outputs import (
     drawn_log_probs,
     policy_outputs,
     require_direction,
-    require_memoryless,
 )
 from gfn_rb.rollout.walk import ActionDraw, Walk
 
@@ -29,7 +27,7 @@ from gfn_rb.rollout.walk import ActionDraw, Walk
 class Sampler:
     """Samples actions and whole trajectories from a policy, in the policy's direction.
 
-    Autograd records nothing unless ``requires_grad=True``; losses compute log-probabilities again.
+    Autograd records nothing; losses compute log-probabilities again.
     Saved log-probabilities are those of the distribution drawn from, exploration included, as in
     torchgfn. Saved estimator outputs are the policy's logits without exploration.
 
@@ -40,10 +38,7 @@ class Sampler:
             :class:`~gfn_rb.envs.ContinuousEnv` it has a method ``get_dist(tensordict)``, as a
             ``ProbabilisticTensorDictSequential`` has. The method writes the logits of kinds and
             returns a distribution of parameters with batch shape [n], event shape [k] and a mean in
-            its support. A forward policy may be recurrent, such as one with TorchRL's
-            ``GRUModule``. Entries that it writes under "next" and reads, beside "is_init", are
-            carried from step to step. Losses on trajectories call it once, on [n, T] states in
-            TorchRL's recurrent mode.
+            its support.
 
     Raises:
         ArgumentError: ``policy`` has no ``is_backward``.
@@ -93,13 +88,13 @@ class Sampler:
             NaNError: the logits are NaN.
         """
         require_env(env)
-        require_memoryless(self.policy)
         exploration = exploration_from(policy_kwargs, self.is_backward)
         env.check_state(states, "states")
         check_conditions(env, states, conditions)
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
         return walk.draw(states, conditions)
 
+    @torch.no_grad()
     def sample_trajectories(
         self,
         env: GFNEnv,
@@ -110,7 +105,6 @@ class Sampler:
         save_logprobs: bool = False,
         *,
         log_rewards: Tensor | None = None,
-        requires_grad: bool = False,
         **policy_kwargs: Any,
     ) -> Trajectories:
         """Sample trajectories until every row has ended.
@@ -129,8 +123,6 @@ class Sampler:
             save_logprobs: whether to save the log-probability of each action, in nats.
             log_rewards: log R of ``states`` in nats, [n], if known; backward policies only.
                 Default: the environment computes them once.
-            requires_grad: whether saved log-probabilities have a gradient, for losses with
-                ``log_pf="stored"``. It requires ``save_logprobs=True`` and no exploration.
             **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
                 ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
 
@@ -140,35 +132,21 @@ class Sampler:
 
         Raises:
             ArgumentError: not exactly one of ``n`` and ``states`` is given, a start does not fit
-                the policy's direction, a state has no legal action, or an option is unknown, out of
-                range or excluded by ``requires_grad``.
+                the policy's direction, a state has no legal action, or an option is unknown or out
+                of range.
             ShapeError: a shape or dtype is not the environment's.
             NaNError: the logits or a reward are NaN.
         """
         require_env(env)
         is_backward = self.policy.is_backward
         exploration = exploration_from(policy_kwargs, is_backward)
-        if requires_grad:
-            check_gradients(exploration, save_logprobs)
         start = starting_states(env, n, states, is_backward)
         if n is not None and conditions is None:
             conditions = env.sample_condition(n, exploration.generator)
         check_conditions(env, start, conditions)
         check_log_rewards(log_rewards, start, is_backward)
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
-        with torch.set_grad_enabled(requires_grad):
-            return walk.trajectories(start, conditions, log_rewards)
-
-
-def check_gradients(exploration: Exploration, save_logprobs: bool) -> None:
-    """Raise ArgumentError unless log-probabilities are kept, and those of the policy itself."""
-    if not save_logprobs:
-        raise ArgumentError("save_logprobs must be True with requires_grad, got False")
-    if exploration != Exploration(generator=exploration.generator):
-        options = {f.name: getattr(exploration, f.name) for f in fields(Exploration)[:-1]}
-        raise ArgumentError(
-            f"policy_kwargs must leave the policy as it is with requires_grad, got {options}"
-        )
+        return walk.trajectories(start, conditions, log_rewards)
 
 
 def starting_states(env: GFNEnv, n: int | None, states: Tensor | None, is_backward: bool) -> Tensor:
@@ -275,7 +253,6 @@ class ActionSampler(TensorDictModuleBase):
         super().__init__()
         if require_direction(policy):
             raise ArgumentError("policy must be a forward one, got one with is_backward=True")
-        require_memoryless(policy)
         self.policy = policy
         self._env = (env,)  # in a tuple, so that it does not become a submodule
         self.exploration = exploration_from(policy_kwargs, is_backward=False)

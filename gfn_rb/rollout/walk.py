@@ -23,7 +23,6 @@ from gfn_rb.rollout.categorical import Exploration, draw, draw_on_host, explain_
 from gfn_rb.rollout.outputs import (
     drawn_log_probs,
     evaluator_of,
-    hidden_before,
     policy_outputs,
     require_logits,
 )
@@ -164,7 +163,6 @@ class Walk:
         move, undo, is_source = host_form(env.move), host_form(env.undo), host_form(env.is_source)
         masks = host_form(env.backward_mask if is_backward else env.forward_mask)
         evaluate = None if env.action_shape else evaluator_of(self.policy)
-        hidden = hidden_before(self.policy, env, start)
         is_plain = explored == Exploration(generator=explored.generator)
         steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
         row, state = np.arange(len(start)), start.detach().numpy()
@@ -177,14 +175,13 @@ class Walk:
                 row, state, action = row[rest], state[rest], action[rest]
                 at = torch.from_numpy(rest)
                 condition = None if condition is None else condition[at]
-                hidden = None if hidden is None else hidden[at]
             if not len(row):
                 break
             if steps.row and not is_backward:
                 state = move(state, action)
             if evaluate is None:
                 at = torch.from_numpy(state)
-                legal, logits, parameters = policy_outputs(self.policy, env, at, condition, hidden)
+                legal, logits, parameters = policy_outputs(self.policy, env, at, condition)
             else:
                 legal, logits = torch.from_numpy(masks(state)), evaluate(state, condition)
                 parameters = None
@@ -194,7 +191,7 @@ class Walk:
                 p = logits.where(legal, -torch.inf).softmax(1)
             else:
                 p = explored.probabilities(logits, legal)
-            kind = draw_on_host(p.detach().double().numpy(), u[: len(row)])
+            kind = draw_on_host(p.double().numpy(), u[: len(row)])
             if kind is None:
                 raise explain_no_draw(logits, legal, torch.from_numpy(state))
             action = kind
@@ -249,16 +246,15 @@ class Walk:
             require_device_of(explored.generator, state.device, "states")
         take = env.backward_step if is_backward else env.forward_step
         steps = PaddedSteps(len(state), first=int(is_backward), device=state.device)
-        hidden = hidden_before(self.policy, env, state)
         active = torch.ones(len(state), dtype=torch.bool, device=state.device)
         if is_backward:
             active = ~env.is_source(state)
         for _ in range(env.max_length - is_backward):
             mask, logits, parameters = policy_outputs(
-                self.policy, env, state, condition, hidden, active=active
+                self.policy, env, state, condition, active=active
             )
             p = explored.probabilities(logits, mask)
-            kind, is_drawn = draw(p.detach(), explored.generator)
+            kind, is_drawn = draw(p, explored.generator)
             action = kind if parameters is None else parameters.draw(kind, explored)
             if self.save_logprobs:
                 steps.log_prob.append(drawn_log_probs(p, kind, parameters, action, explored))
@@ -301,9 +297,8 @@ class Walk:
             estimator_output = steps.over_zeros(steps.logits, env.n_actions - is_backward)
         if log_reward is None:
             x = start if is_backward else state[row, length - 1]
-            with torch.no_grad():
-                conditions = () if env.condition_shape is None else (condition,)
-                log_reward = env.log_reward(x, *conditions)
+            conditions = () if env.condition_shape is None else (condition,)
+            log_reward = env.log_reward(x, *conditions)
             check_rewards(log_reward, x)
         values = {
             keys.STATE: state,
