@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -17,7 +16,7 @@ from gfn_rb.arguments import as_count, require_kind, require_number
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.envs.core import host_form
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.rollout.outputs import Evaluator, StateModule
+from gfn_rb.rollout.outputs import Evaluator, StateModule, rows_for
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 from gfn_rb.torchrl_compat import has_hooks
 
@@ -237,7 +236,7 @@ class Networks(NamedTuple):
     flow: nn.Module | None = None
 
 
-class OwnNetwork(TensorDictModuleBase):
+class OwnNetwork(StateModule):
     """A module of the user's in the place of a policy or of state flows. See :class:`Networks`."""
 
     def __init__(self, env: GFNEnv, module: nn.Module, role: str, initial: float = 0.0) -> None:
@@ -250,22 +249,19 @@ class OwnNetwork(TensorDictModuleBase):
         self.offset = nn.Parameter(torch.tensor(float(initial))) if role == "flow" else None
         self._encode, self._encode_condition = env.encode, env.encode_condition
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write what the module says of each row."""
-        out = self._output(tensordict)
-        if self.offset is not None:
-            out = out.reshape(len(out)) + self.offset
-        return tensordict.set(self.out_keys[0], out)
+    def evaluate(
+        self, state: StateBatch, condition: ConditionBatch | None = None
+    ) -> Float[Tensor, "n ..."]:
+        """Return the module's output for each row, with a learned constant added to flows."""
+        out = self._output(state, condition)
+        return out if self.offset is None else out.reshape(len(out)) + self.offset
 
     @torch.no_grad()
     def check(self, env: GFNEnv) -> None:
         """Call the module on two states; raise unless it returns what it should."""
-        td = TensorDict({keys.STATE: env.source(2)}, [2], device=env.source_state.device)
-        if env.condition_shape is not None:
-            td.set(keys.CONDITION, env.sample_condition(2))
         was_training = self.training
         try:
-            out = self.eval()._output(td)
+            out = self.eval()._output(env.source(2), env.sample_condition(2))
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
             raise ArgumentError(
@@ -281,12 +277,12 @@ class OwnNetwork(TensorDictModuleBase):
                 f"of {type(env).__name__}, got {out.dtype} of shape {list(out.shape)}"
             )
 
-    def _output(self, tensordict: TensorDictBase) -> Tensor:
+    def _output(self, state: StateBatch, condition: ConditionBatch | None) -> Tensor:
         if isinstance(self.module, TensorDictModuleBase):
-            return self.module(tensordict.select(*self.in_keys))[self.out_keys[0]]
-        x = self._encode(tensordict.get(keys.STATE))
-        if len(self.in_keys) > 1:
-            x = torch.cat([x, self._encode_condition(tensordict.get(keys.CONDITION))], 1)
+            return self.module(rows_for(state, condition))[self.out_keys[0]]
+        x = self._encode(state)
+        if condition is not None:
+            x = torch.cat([x, self._encode_condition(condition)], 1)
         first = next((p for p in self.module.parameters() if p.is_floating_point()), x)
         return self.module(x.to(first.dtype))
 
