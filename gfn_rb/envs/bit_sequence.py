@@ -78,7 +78,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
         self.n_bits, self.word_bits = n_bits, word_bits
         self.alphabet = [f"{word:0{word_bits}b}" for word in range(2**word_bits)]
         self.n_modes, self.beta, self.delta = n_modes, beta, delta
-        modes = self.from_strings(draw_modes(n_bits, n_modes, seed))
+        modes = self.parse(draw_modes(n_bits, n_modes, seed))
         self._register(modes=modes, _mode_code=self.encode(modes).T)
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:

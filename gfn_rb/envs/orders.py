@@ -22,7 +22,6 @@ class Append:
     """Move m writes letter m at the right end. Methods are as in ``GFNEnv``."""
 
     n_ends = 1
-    gap = ""  # character for a place that is empty while a later one is not
 
     def __init__(self, n_letters: int, length: int, device: torch.device | str | None) -> None:
         self.n_letters, self.length = n_letters, length
@@ -110,8 +109,6 @@ class PrependAppend(Append):
 
 class AnyPlace:
     """Move p n_letters + m writes letter m at place p, where it is still empty."""
-
-    gap = "-"
 
     def __init__(self, n_letters: int, length: int, device: torch.device | str | None) -> None:
         self.n_letters, self.length = n_letters, length

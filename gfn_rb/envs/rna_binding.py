@@ -153,7 +153,7 @@ class RNABinding(SequenceEnv):
             ArgumentError: a sequence is not finished.
         """
         self.check_terminating(state)
-        sequences = self.to_strings(state)
+        sequences = self.describe(state)
         for x in set(sequences) - self._energies.keys():
             self._energies[x] = [_duplex(target, x) for target in self.targets]
         rows = [self._energies[x] for x in sequences]

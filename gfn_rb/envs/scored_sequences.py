@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ TFBIND8_PATH = DATA / "tfbind8_six6_ref_r1.npz"
 N_TOP = 327  # int(0.005 * 4^8)
 N_APART = 328  # modes that differ in two letters, down to 0.88920, as the published list
 N_BEST = 1200  # strings to search for them; the last of them is in place 1,121
-FRAGMENTS = ("C", "O", "N", "C-F", "C=O", "C=C", "C#C", "c1ccccc1", "C1CCCCC1", "C1CCNCC1", "CCC")
+FRAGMENTS = ("C", "O", "N", "CF", "C=O", "C=C", "C#C", "c1ccccc1", "C1CCCCC1", "C1CCNCC1", "CCC")
 N_BLOCKS = 5
 QM9_PATH = DATA / "qm9_strings.npz"
 N_QM9_MODES = 805  # int(0.005 * 11^5), the number that is published
@@ -134,7 +133,8 @@ class QM9Strings(ScoredSequenceEnv):
 
     where r is the score that Shen et al. (2023, arXiv:2305.07170) published for every string: a
     model's prediction of the molecule's HOMO-LUMO gap. Scores range from -2.77 to 17.37. Modes are
-    the 805 strings of highest score, the best 0.5%. ``score`` is r over its maximum.
+    the 805 strings of highest score, the best 0.5%. ``score`` is r over its maximum. A string is
+    described as SMILES, its blocks joined by single bonds.
 
     Args:
         form: "prepend_append" to write at both ends, as published, "append", or
@@ -144,7 +144,8 @@ class QM9Strings(ScoredSequenceEnv):
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
     """
 
-    alphabet = "0123456789a"
+    alphabet = FRAGMENTS
+    separator = "-"
 
     def __init__(
         self,
@@ -161,26 +162,3 @@ class QM9Strings(ScoredSequenceEnv):
         log_reward = beta * (score.clamp(min=min_reward) / best).log() + math.log(MAX_REWARD)
         modes = score.sort(descending=True, stable=True).indices[:N_QM9_MODES]
         self._register_scores(score / best, log_reward, modes)
-
-    def describe(self, state: StateBatch) -> list[str]:
-        """Return a SMILES string of each sequence, its blocks joined by single bonds."""
-        return ["-".join(FRAGMENTS[i] for i in row if i >= 0) for row in state.tolist()]
-
-    def parse(self, words: Sequence[str]) -> StateBatch:
-        """Return the sequences of SMILES strings that :meth:`describe` writes."""
-        rows = []
-        for text in words:
-            names: list[str] = []
-            for name in text.split("-"):
-                if name == "F" and names[-1:] == ["C"]:  # the one block with such a bond inside
-                    names[-1] = "C-F"
-                else:
-                    names.append(name)
-            if len(names) != self.length or not {*names} <= {*FRAGMENTS}:
-                raise ArgumentError(
-                    f"words must be {self.length} blocks joined by '-', as C-C-F-N-O-C, got "
-                    f"{text!r:.80}"
-                )
-            rows.append([FRAGMENTS.index(name) for name in names])
-        state = torch.tensor(rows, dtype=torch.int64, device=self.source_state.device)
-        return state.reshape(-1, self.length)

@@ -16,7 +16,7 @@ from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions, GFNEnv
 from gfn_rb.envs.core import EitherBatch, EitherIntegers, from_digits, takes_arrays
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
-from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Float, Int64, Integers, StateBatch
 
 S = TypeVar("S", bound="SequenceEnv")
@@ -30,8 +30,7 @@ class SequenceEnv(GFNEnv):
     "prepend_append" adds n_letters .. 2 n_letters-1, which write one at the left end, all letters
     being aligned left. The two moves of one letter may give the same string and are then still two
     edges. In form "non_autoregressive" move p n_letters + m writes letter m at place p, in any
-    order (Tiapkin et al. 2024, arXiv:2310.12934). Strings are spelt in the letters of ``alphabet``,
-    with "-" for a place that is empty while others may be filled in any order.
+    order (Tiapkin et al. 2024, arXiv:2310.12934).
 
     Args:
         n_letters: size of the alphabet, at least 1.
@@ -40,9 +39,15 @@ class SequenceEnv(GFNEnv):
         letter_code: what ``encode`` writes for each letter, [n_letters, width], no two rows the
             same and none all zeros; one-hot vectors if None.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
+
+    Attributes:
+        alphabet: text of each letter, at least ``n_letters`` of them; of equal width if
+            ``separator`` is empty.
+        separator: text between letters, which no letter contains.
     """
 
     alphabet: Sequence[str] = string.digits + string.ascii_uppercase
+    separator = ""
 
     def __init__(
         self,
@@ -111,54 +116,30 @@ class SequenceEnv(GFNEnv):
         """Read the places as digits in base n_letters + 1, empty being 0: dictionary order."""
         return from_digits(state + 1, self.n_letters + 1)
 
-    def to_strings(self, state: StateBatch) -> list[str]:
-        """Spell out states, finished or not.
-
-        Raises:
-            ShapeError: ``state`` is not a batch of states.
-            ArgumentError: a row is the sink.
-        """
-        self.check_state(state)
-        if (state < EMPTY).any():
-            raise ArgumentError("state must hold letters, got the sink")
-        letters = [*self.alphabet, self._gap]  # whose index is EMPTY, -1
-        return ["".join(letters[i] for i in row) for row in state.tolist()]
-
     def describe(self, state: StateBatch) -> list[str]:
-        """Return the letters of each sequence, see :meth:`to_strings`."""
-        return self.to_strings(state)
+        """Return the letters of each sequence, joined by ``separator``; "-" in empty places."""
+        letters = [*self.alphabet, "-", "-"]  # SINK and EMPTY are the last two
+        return [self.separator.join(letters[i] for i in row) for row in state.tolist()]
 
     def parse(self, words: Sequence[str]) -> StateBatch:
-        """Return the finished sequences that texts spell, see :meth:`from_strings`."""
-        state = self.from_strings(words)
-        self._check_parsed(state, words)
-        return state
-
-    def from_strings(self, strings: Sequence[str]) -> Int64[Tensor, "n length"]:
-        """Return the states that ``strings`` spell.
-
-        Raises:
-            ShapeError: a string is longer than ``length`` letters.
-            ArgumentError: a string has other letters than ``alphabet``.
-        """
-        letters, width = self.alphabet, len(self.alphabet[0])
-        index = {letter: i for i, letter in enumerate(letters)} | {self._gap: EMPTY}
+        """Return the finished sequences that texts spell. See the base class."""
+        index = {letter: i for i, letter in enumerate(self.alphabet[: self.n_letters])}
+        width = len(self.alphabet[0])
         rows = []
-        for text in strings:
-            split = [text[i : i + width] for i in range(0, len(text), width)]
-            if len(split) > self.length:
-                most = self.length * width
-                raise ShapeError(f"strings must have at most {most} letters, got {text!r}")
-            if not index.keys() >= {*split}:
-                known = "".join(letters) if width == 1 else f"{letters[0]} to {letters[-1]}"
-                raise ArgumentError(f"strings must hold only the letters {known}, got {text!r}")
-            rows.append([index[letter] for letter in split] + [EMPTY] * (self.length - len(split)))
+        for text in words:
+            if self.separator:
+                letters = text.split(self.separator)
+            else:
+                letters = [text[i : i + width] for i in range(0, len(text), width)]
+            if len(letters) != self.length or not index.keys() >= {*letters}:
+                known = ", ".join(index) if len(index) < 12 else f"{min(index)} to {max(index)}"
+                joined = f" joined by {self.separator!r}" if self.separator else ""
+                raise ArgumentError(
+                    f"words must be {self.length} letters among {known}{joined}, got {text!r:.80}"
+                )
+            rows.append([index[letter] for letter in letters])
         state = torch.tensor(rows, dtype=torch.int64, device=self.source_state.device)
         return state.reshape(-1, self.length)
-
-    @property
-    def _gap(self) -> str:
-        return self.order.gap * len(self.alphabet[0])
 
     def fingerprint(self, state: StateBatch) -> Integers:
         """Return each sequence's key, or a hash where keys do not fit into 63 bits."""

@@ -20,9 +20,9 @@ def hamming(one: str, other: str) -> int:
 
 def test_words_by_hand() -> None:
     env = BitSequence(16, 4, n_modes=1)
-    state = env.from_strings(["0000000111111010", "01011100", ""])
-    assert state.tolist() == [[0, 1, 15, 10], [5, 12, -1, -1], [-1, -1, -1, -1]]
-    assert env.to_strings(state) == ["0000000111111010", "01011100", ""]
+    state = torch.tensor([[0, 1, 15, 10], [5, 12, -1, -1]])
+    assert env.describe(state) == ["0000000111111010", "01011100--"]
+    assert env.parse(["0000000111111010"]).equal(state[:1])
     assert env.encode(state)[1].tolist() == [-1, 1, -1, 1, 1, 1, -1, -1] + [0] * 8
     assert (env.n_actions, env.exit_action, env.max_length, env.encoded_size) == (17, 16, 5, 16)
 
@@ -31,7 +31,7 @@ def test_the_default_is_the_original_task() -> None:
     env = BitSequence()
     assert (env.n_bits, env.word_bits, env.n_modes, env.delta) == (120, 8, 60, 28)
     assert (env.n_actions, env.max_length, env.encoded_size) == (257, 16, 120)
-    modes = env.to_strings(env.modes)
+    modes = env.describe(env.modes)
     assert len(set(modes)) == 60
     assert all(mode[i : i + 8] in BLOCKS for mode in modes for i in range(0, 120, 8))
     assert env.modes_reached(env.modes).tolist() == list(range(60))
@@ -41,11 +41,11 @@ def test_the_default_is_the_original_task() -> None:
 @pytest.mark.parametrize("word_bits", [1, 2, 4, 6, 8, 10])
 def test_every_word_length_has_the_same_modes_and_rewards(word_bits: int) -> None:
     env, other = BitSequence(word_bits=word_bits), BitSequence(word_bits=8)
-    assert env.to_strings(env.modes) == other.to_strings(other.modes)
+    assert env.describe(env.modes) == other.describe(other.modes)
     generator = torch.Generator().manual_seed(0)
     texts = ["".join(map(str, row)) for row in torch.randint(2, (9, 120), generator=generator)
              .tolist()]  # fmt: skip
-    mine, its = env.from_strings(texts), other.from_strings(texts)
+    mine, its = env.parse(texts), other.parse(texts)
     torch.testing.assert_close(env.log_reward(mine), other.log_reward(its), rtol=0, atol=0)
 
 
@@ -61,7 +61,7 @@ def test_distances_rewards_and_modes_equal_their_definition(
 ) -> None:
     env = BitSequence(24, 3, n_modes=4, beta=6.0, delta=delta, seed=seed)
     expected = [hamming(text, mode) for mode in draw_modes(24, 4, seed)]
-    state, nearest = env.from_strings([text]), min(expected)
+    state, nearest = env.parse([text]), min(expected)
     assert env.distances(state).tolist() == [expected]
     assert env.log_reward(state).item() == pytest.approx(-6.0 * nearest / 24)
     assert env.score(state).item() == pytest.approx(1 - nearest / 24)
@@ -81,6 +81,6 @@ def test_strings_to_measure_on() -> None:
     assert BitSequence(word_bits=4, form="non_autoregressive").test_states().shape == (7200, 30)
     assert len(state.unique(dim=0)) > 7190
     # each bit is flipped as often as another: 59.5 times in 120 for every mode
-    bits = torch.tensor([[int(c) for c in text] for text in env.to_strings(state)])
+    bits = torch.tensor([[int(c) for c in text] for text in env.describe(state)])
     modes = bits[::120].repeat_interleave(120, 0)
     assert (bits != modes).double().mean(0).sub(59.5 / 120).abs().max() < 0.03

@@ -24,10 +24,10 @@ class TestRNABindingAppend(GFNEnvConformance):
 def test_energies_are_those_of_viennarna() -> None:
     env = RNABinding(["RNA1", "RNA3"])
     texts = ["AUGGGCCGGACCCC", "GCCCCGCCGGAAUG", "UCUUGGGGACUUUU", "AAAAAAAAAAAAAA"]
-    energy = env.energy(env.from_strings(texts))
+    energy = env.energy(env.parse(texts))
     expected = [[RNA.duplexfold(TARGETS[t], x).energy for t in ("RNA1", "RNA3")] for x in texts]
-    alone = [RNABinding([target]).score(env.from_strings(texts)) for target in ("RNA1", "RNA3")]
-    torch.testing.assert_close(env.score(env.from_strings(texts)), (alone[0] + alone[1]) / 2)
+    alone = [RNABinding([target]).score(env.parse(texts)) for target in ("RNA1", "RNA3")]
+    torch.testing.assert_close(env.score(env.parse(texts)), (alone[0] + alone[1]) / 2)
     torch.testing.assert_close(energy, torch.tensor(expected))
     assert energy[3].tolist() == pytest.approx([2.7, 1.5])  # no pair without U in the target's way
 
@@ -36,7 +36,7 @@ def test_scores_by_hand() -> None:
     # E(RNA1 with its complement) = -260.1 kcal/mol over 100 letters: 14 letters' share is -36.414
     env = RNABinding()
     assert lowest_energy(TARGETS["RNA1"]) == pytest.approx(-260.1, abs=0.05)
-    state = env.from_strings(["AUGGGCCGGACCCC", "GGGGGGGGGGGGGG", "AAAAAAAAAAAAAA"])
+    state = env.parse(["AUGGGCCGGACCCC", "GGGGGGGGGGGGGG", "AAAAAAAAAAAAAA"])
     r = torch.tensor([19.8, 23.8, -2.7]) / 36.414
     torch.testing.assert_close(env.score(state), r, rtol=1e-4, atol=0)
     floored = torch.tensor([r[0], r[1], 1e-3])
@@ -50,12 +50,12 @@ def test_no_sequence_is_folded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         rna_binding, "_duplex", lambda t, x: (folded.append((t, x)), duplex(t, x))[1]
     )
-    first = env.from_strings(["GCAU", "AAAA", "GCAU", "GCAU"])
+    first = env.parse(["GCAU", "AAAA", "GCAU", "GCAU"])
     energy = env.energy(first)
     assert sorted(folded) == sorted((t, x) for t in SHORT for x in ("GCAU", "AAAA"))
     assert energy[0].equal(energy[2])
     env.log_reward(first.flip(0))
-    env.modes_reached(env.from_strings(["AAAA", "GCCU"]))
+    env.modes_reached(env.parse(["AAAA", "GCCU"]))
     assert len(folded) == 6
     assert env.state_dict() == {}
     assert pickle.loads(pickle.dumps(env)).n_scored == env.n_scored == 3
@@ -64,7 +64,7 @@ def test_no_sequence_is_folded_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_modes_are_distinct_strong_binders() -> None:
     env = RNABinding(SHORT[:1], 4, threshold=0.5)
     texts = ["GCCC", "GCCC", "AAAA", "UGCC"]
-    state = env.from_strings(texts)
+    state = env.parse(texts)
     strong = [RNA.duplexfold(SHORT[0], x).energy / lowest_energy(SHORT[0]) * 2.5 >= 0.5
               for x in texts]  # fmt: skip
     assert strong[0]
@@ -136,7 +136,7 @@ def test_a_missing_viennarna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_published_modes() -> None:
     env = RNABinding(modes="published", form="prepend_append")
-    state = env.from_strings(["AAACGGGGGCCCCG", "AAAGCGCGGGGGCC", "AAAAAAAAAAAAAA"])
+    state = env.parse(["AAACGGGGGCCCCG", "AAAGCGCGGGGGCC", "AAAAAAAAAAAAAA"])
     assert env.n_modes == 8967
     assert env.is_mode(state).tolist() == [True, True, False]
     assert env.modes_reached(state).equal(env.fingerprint(state[:2]))

@@ -16,7 +16,7 @@ PUBLISHED = "4a64c297cc8236e9b83b78c6392ce0a4ae2a38c7cde96634848109d01eece154"
 def test_rewards_by_hand() -> None:
     # r = (E + 0.47907) / (0.49105 + 0.47907): AAAAAAAA has E 0.03000, AAAAAAAC -0.12351
     env = TFBind8()
-    state = env.from_strings(["AAAAAAAA", "TTTTTTTT", "AAAAAAAC"])
+    state = env.parse(["AAAAAAAA", "TTTTTTTT", "AAAAAAAC"])
     r = torch.tensor([0.50907, 0.50907, 0.35556]) / 0.97012
     torch.testing.assert_close(env.score(state), r)
     torch.testing.assert_close(env.log_reward(state), 3 * r.log())
@@ -46,7 +46,7 @@ def test_modes_are_the_327_strongest_and_ties_go_by_the_alphabet() -> None:
     score = env.score(state)
     ranked = state[modes][rank[modes].argsort()]
     assert (env.score(ranked).diff() <= 0).all()
-    last, tied = env.from_strings(["CCCTATCA"]), env.from_strings(["TGATAGGG"])
+    last, tied = env.parse(["CCCTATCA"]), env.parse(["TGATAGGG"])
     assert env.score(last).equal(env.score(tied))
     assert env.mode_index(torch.cat([last, tied])).tolist() == [326, -1]
     assert int((score > env.score(last)).sum()) == 326
@@ -62,7 +62,7 @@ def test_published_modes_lie_apart() -> None:
     score = env.score(modes)
     assert (score.diff() <= 0).all()
     assert score[-1].item() == pytest.approx(0.8891993)  # where the published list ends
-    texts = env.to_strings(modes)
+    texts = env.describe(modes)
     assert texts[:4] == ["AGGTATCA", "TGATACCT", "TGATATCA", "ATTGATAC"]
     assert texts[-2:] == ["ATCATACA", "TGTATGAT"]
     assert sha256("\n".join(texts).encode()).hexdigest() == PUBLISHED
@@ -71,21 +71,19 @@ def test_published_modes_lie_apart() -> None:
 
 def test_strings_and_states() -> None:
     env = TFBind8()
-    state = env.from_strings(["ACGTACGT", "GA", ""])
-    assert state.tolist() == [[0, 1, 2, 3] * 2, [2, 0] + [-1] * 6, [-1] * 8]
-    assert env.to_strings(state) == ["ACGTACGT", "GA", ""]
-    assert env.from_strings([]).shape == (0, 8)
-    assert env.to_strings(env.from_strings([])) == []
+    assert env.parse(["ACGTACGT"]).tolist() == [[0, 1, 2, 3] * 2]
+    assert env.describe(torch.tensor([[2, 0] + [-1] * 6])) == ["GA------"]
+    assert env.parse([]).shape == (0, 8)
     every = env.terminating_states()
-    texts = env.to_strings(every)
-    assert env.from_strings(texts).equal(every)
+    texts = env.describe(every)
+    assert env.parse(texts).equal(every)
     assert texts == sorted(texts)
     assert len(texts) == 65536
 
 
 def test_rewards_by_the_table() -> None:
     env, score = QM9Strings(), load_table(QM9_PATH)
-    state = env.from_strings(["00000", "00011", "a9876"])
+    state = torch.tensor([[0] * 5, [0, 0, 0, 1, 1], [10, 9, 8, 7, 6]])
     place = [int(text, 11) for text in ("00000", "00011", "a9876")]
     ratio = score[place].clamp(min=1e-3) / score.max()
     expected = 20 * ratio.log() + math.log(100)
@@ -108,7 +106,9 @@ def test_published_modes() -> None:
     is_mode = env.mode_index(state) >= 0
     assert env.n_modes == 805 == int(is_mode.sum())
     assert float(load_table(QM9_PATH)[is_mode].min()) == pytest.approx(9.130295, abs=1e-6)
-    published = env.from_strings(["00011", "00110", "00111"])  # the first of the list
+    published = torch.tensor(
+        [[0, 0, 0, 1, 1], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+    )  # the first of the list
     assert (env.mode_index(published) >= 0).all()
 
 

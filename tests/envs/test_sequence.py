@@ -61,8 +61,7 @@ def test_non_autoregressive_by_hand() -> None:
     ]  # fmt: skip
     after = env.forward_step(state[:3], torch.tensor([5, 4, 2]))
     assert after.tolist() == [[-1, -1, 1], [-1, 1, 0], [0, 0, 1]]
-    assert env.to_strings(state[:4]) == ["---", "-1-", "0-1", "011"]
-    assert env.from_strings(["---", "-1-", "0-1", "011"]).equal(state[:4])
+    assert env.describe(state[:4]) == ["---", "-1-", "0-1", "011"]
 
 
 def test_keys_follow_the_dictionary() -> None:
