@@ -33,7 +33,7 @@ class BayesianDAG(EnumerableEnv):
         log R(G) = sum_v score(v, parents of v in G) - sum_v score(v, no parents)
 
     with the BGe score of the data (:class:`BGeScore`). For up to 5 nodes it is known exactly, by
-    listing all graphs. For up to 12 nodes ``true_log_z`` is known. No modes are defined.
+    listing all graphs. No modes are defined.
 
     Without data, samples come from a network drawn with ``seed``. It has as many edges as nodes on
     average, with standard normal weights, and noise of variance 0.1 at each node.
@@ -94,11 +94,6 @@ class BayesianDAG(EnumerableEnv):
     def is_enumerable(self) -> bool:
         """Whether the graphs are few enough to be listed: those of up to 5 nodes are."""
         return self.n_nodes <= MOST_LISTED
-
-    @property
-    def true_log_z(self) -> float | None:
-        """The log partition function, up to 12 nodes: known without listing the graphs."""
-        return _log_total(self._family_score.cpu()) if len(self._family_score) else None
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Allow what adds an edge and closes no cycle, and the exit action everywhere."""
@@ -252,30 +247,6 @@ def _family_scores(data: Float64[Tensor, "m d"]) -> Float64[Tensor, "families d"
     columns = [score(one.expand(2**d), parents & (node != one)) for one in node]
     table = torch.stack(columns, 1)
     return table - table[0]
-
-
-def _log_total(family_score: Float64[Tensor, "families d"]) -> float:
-    """Return the log of the sum over all graphs, by inclusion and exclusion (Tian and He 2009).
-
-    Of the graphs on nodes S, those in which at least T are without children, T not empty, weigh
-    Z(S - T) prod_(v in T) sum_(P in S - T) exp score(v, P), and Z(S) is the sum of these over T,
-    with alternating signs. Sets are read as bits.
-    """
-    n_sets, d = family_score.shape
-    node = torch.arange(d)
-    within = family_score.clone()  # of each set, the log of a sum over its subsets
-    for bit in node:
-        halves = within.view(-1, 2, 2**bit, d)
-        halves[:, 1] = torch.logaddexp(halves[:, 0], halves[:, 1])
-    log_z = within.new_zeros(n_sets)
-    for nodes in range(1, n_sets):
-        last = torch.arange(1, nodes + 1)
-        last = last[last & nodes == last]  # the subsets of these nodes
-        is_last = (last[:, None] >> node & 1).bool()
-        term = log_z[nodes ^ last] + within[nodes ^ last].where(is_last, 0.0).sum(1)
-        sign = is_last.sum(1) % 2 * 2 - 1
-        log_z[nodes] = ((term - term.max()).exp() * sign).sum().log() + term.max()
-    return float(log_z[-1])
 
 
 def draw_data(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ class GridEnv(EnumerableEnv):
     """The points {0, ..., height-1}^ndim; move d adds one to coordinate d, the sink is -1 in all.
 
     A subclass defines where moves and the exit action are legal (``forward_mask``,
-    ``backward_mask``), rewards and modes.
+    ``backward_mask``), and calls ``_register_levels``. Each point has a level, the lowest of a
+    number for each coordinate. It decides the reward, and points of the highest level are modes.
 
     Args:
         ndim: number of coordinates, at least 1.
@@ -55,6 +57,29 @@ class GridEnv(EnumerableEnv):
             ),  # of -1 (the sink), 0, 1, ...
             _increment=torch.eye(ndim + 1, ndim, dtype=torch.int64),  # the exit adds nothing
         )
+
+    def _register_levels(
+        self,
+        level: Int64[Tensor, "height"],
+        rewards: Sequence[float],
+        region: Int64[Tensor, "height"],
+    ) -> None:
+        """Take the level of each coordinate, R at each level, and the part of an axis it is in."""
+        self._n_regions = int(region.max()) + 1
+        self.n_modes = self._n_regions**self.n_dims
+        log_levels = torch.tensor(rewards, dtype=torch.float32).log()
+        self._register(_level=level, _log_levels=log_levels, _region=region)
+
+    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
+        """Return log R(x), in nats (the class's equation)."""
+        self.check_terminating(state)
+        return self._log_levels[self._level[state].amin(1)]
+
+    def mode_index(self, state: StateBatch) -> Integers:
+        """Return each mode's number, its regions read as digits; -1 for other states."""
+        self.check_terminating(state)
+        number = from_digits(self._region[state], self._n_regions)
+        return number.where(self._level[state].amin(1) == self._level.max(), -1)
 
     @takes_arrays
     def is_source(self, state: EitherBatch) -> Bool[Any, "n"]:
@@ -113,7 +138,8 @@ class HyperGrid(GridEnv):
 
     decided in integers, so that no state on a border is misjudged by rounding.
 
-    Modes are the 2^ndim regions of highest reward, one per corner (at height 8, one state each).
+    Modes are the 2^ndim regions of highest reward, one per corner (at height 8, one state each);
+    bit d of a mode's number, most significant first, is set where x_d > 0.5.
     At heights 2 to 6 and 11, no grid point is in the 0.3-0.4 band. The highest reward is then
     r0 + r1, and the regions are the 0.25-0.5 bands around the corners.
 
@@ -139,15 +165,15 @@ class HyperGrid(GridEnv):
         n_moves = as_count("ndim", ndim) * (as_count("height", height, 2) - 1)
         super().__init__(ndim, height, max_length=n_moves + 1, **options)
         self.r0, self.r1, self.r2 = r0, r1, r2
-        self.n_modes = 2**ndim
         # Of each coordinate: 2 in the inner band, 1 in the rest of the outer one, 0 elsewhere.
         offset = (2 * torch.arange(height) - (height - 1)).abs()  # 2 (height-1) |x - 0.5|
         in_inner = (3 * (height - 1) < 5 * offset) & (5 * offset < 4 * (height - 1))
+        level = (2 * offset > height - 1).long() + in_inner
+        is_upper = 2 * torch.arange(height) > height - 1
+        self._register_levels(level, [r0, r0 + r1, r0 + r1 + r2], is_upper.long())
         # Of each action the coordinate that decides, and the lowest value where it is illegal. All
         # bits of the sink's -1 are set, so that those of ``_bits`` make it ``height`` or more.
         self._register(
-            _band=(2 * offset > height - 1).long() + in_inner,
-            _log_levels=torch.tensor([r0, r0 + r1, r0 + r1 + r2], dtype=torch.float32).log(),
             _column=torch.arange(ndim + 1) % ndim,
             _limit=torch.tensor([height - 1] * ndim + [height]),
         )
@@ -169,17 +195,6 @@ class HyperGrid(GridEnv):
     def backward_mask(self, state: EitherBatch) -> Bool[Any, "n moves"]:
         """Return which coordinates are above zero."""
         return state > 0
-
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
-        """Return log R(x), in nats (the class's equation)."""
-        self.check_terminating(state)
-        return self._log_levels[self._band[state].amin(1)]
-
-    def mode_index(self, state: StateBatch) -> Integers:
-        """Return each state's corner (bit d, most significant first, set where x_d > 0.5) or -1."""
-        self.check_terminating(state)
-        corner = from_digits((2 * state > self.height - 1).long(), 2)
-        return corner.where(self._band[state].amin(1) == self._band.max(), -1)
 
 
 class ConditionalHyperGrid(HyperGrid):
@@ -286,17 +301,16 @@ class DeceptiveGrid(GridEnv):
         super().__init__(ndim, height, max_length=n_moves + 1, **options)
         x = (torch.arange(height, dtype=torch.float64) / (height - 1) * 2 - 1).abs()
         outer, inner = x > 0.2, (x > 0.6) & (x < 0.8)
-        goal = (inner.cumsum(0) - 1).where(inner, -1)
-        self._n_outer, self._n_inner = int(outer.sum()), int(inner.sum())
-        self.n_modes = self._n_inner**ndim
+        self._n_outer = int(outer.sum())
+        region = (inner.cumsum(0) - 1).clamp(min=0)
+        self._register_levels(outer.long() + inner, GOAL_REWARDS, region)
         # By a state's highest coordinate (-1, the last row, in the sink): its legal actions, and
         # the value above which a coordinate's last move can be undone.
         legal = torch.ones(height + 1, ndim + 1, dtype=torch.bool)
         legal[height - 1 :, :-1], legal[height] = False, False
         floor = torch.zeros(height + 1, dtype=torch.int64)
         floor[height - 1] = height - 2
-        self._register(_is_outer=outer, _goal=goal, _legal=legal, _floor=floor)
-        self._register(_log_levels=torch.tensor(GOAL_REWARDS, dtype=torch.float32).log())
+        self._register(_legal=legal, _floor=floor)
 
     @property
     def n_states(self) -> int:
@@ -310,18 +324,6 @@ class DeceptiveGrid(GridEnv):
     def backward_mask(self, state: StateBatch) -> Bool[Tensor, "n moves"]:
         """Return which coordinates are above zero; on the border, the last move reached it."""
         return state > self._floor[state.amax(1, keepdim=True)]
-
-    def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
-        """Return log R(x), in nats (the class's equation)."""
-        self.check_terminating(state)
-        level = self._is_outer[state].all(1).long() + (self._goal[state] >= 0).all(1)
-        return self._log_levels[level]
-
-    def mode_index(self, state: StateBatch) -> Integers:
-        """Return each goal's number, in order of ``state_key``; -1 for other states."""
-        self.check_terminating(state)
-        digit = self._goal[state]
-        return from_digits(digit, self._n_inner).where((digit >= 0).all(1), -1)
 
     @property
     def true_log_z(self) -> float:

@@ -18,7 +18,7 @@ from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import check_power, to_digits
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError, GfnRbError
-from gfn_rb.shapes import Flags, Float, Floats, Int64, Modes, StateBatch
+from gfn_rb.shapes import Float, Floats, Int64, Modes, StateBatch
 
 LETTERS = "ACGU"
 SUMS_PATH = Path(__file__).parent / "data" / "rna_l14.csv"
@@ -50,8 +50,7 @@ class RNABinding(SequenceEnv):
     a little above 1.
 
     ViennaRNA computes each sequence once, which takes most of a millisecond for a target of 100
-    letters. ``n_scored`` counts the computed sequences, which are not part of the environment's
-    state.
+    letters. Known energies are not part of the environment's ``state_dict``.
 
     With ``modes="threshold"``, each sequence with r of at least ``threshold`` is a mode. Of 30,000
     random 14-mers 2, 1, 2 and 10 reach 0.8 on the four targets. With ``modes="published"``, modes
@@ -130,11 +129,6 @@ class RNABinding(SequenceEnv):
             return None, None
         return known_sums().get((self.targets[0], self.beta), (None, None))
 
-    @property
-    def n_scored(self) -> int:
-        """Number of distinct sequences that ViennaRNA has computed."""
-        return len(self._energies)
-
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""
         return self.beta * self.score(state).clamp(min=self.min_reward).log()
@@ -160,15 +154,16 @@ class RNABinding(SequenceEnv):
         energy = torch.tensor(rows, device=state.device, dtype=torch.float32)
         return energy.reshape(-1, len(self.targets))
 
-    def is_mode(self, state: StateBatch, log_reward: Floats | None = None) -> Flags:
-        """Return which sequences are modes; r may be below ``threshold`` by rounding."""
-        if self.modes == "published":
-            return torch.isin(self.state_key(state), self._mode_keys)
-        return self.score(state, log_reward) >= self.threshold * (1 - 1e-6)
-
     def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
-        """Return the fingerprint of every sequence that is a mode."""
-        return self.fingerprint(state)[self.is_mode(state, log_reward)]
+        """Return the fingerprint of every sequence that is a mode.
+
+        r of a mode may be below ``threshold`` by rounding.
+        """
+        if self.modes == "published":
+            is_mode = torch.isin(self.state_key(state), self._mode_keys)
+        else:
+            is_mode = self.score(state, log_reward) >= self.threshold * (1 - 1e-6)
+        return self.fingerprint(state)[is_mode]
 
 
 @cache

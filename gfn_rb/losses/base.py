@@ -18,7 +18,7 @@ from gfn_rb.containers.base import Container
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.numerics.flat import is_readable
-from gfn_rb.rollout.log_probs import both_log_probs, transition_log_probs
+from gfn_rb.rollout.log_probs import both_log_probs
 from gfn_rb.rollout.outputs import require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 from gfn_rb.torchrl_compat import assert_on_device
@@ -89,8 +89,8 @@ def linex(
 class Loss(nn.Module, ABC, Generic[C]):
     """Base class of losses: constraints that hold in every row once the policy is right.
 
-    ``residual`` returns by how much each row violates its constraint, in nats, ``row_loss`` returns
-    its cost, and a call returns the mean cost. Rows may come from any policy.
+    ``residual`` returns by how much each row violates its constraint, in nats, ``evaluate`` returns
+    its cost too, and a call returns the mean cost. Rows may come from any policy.
 
     A subclass defines ``reads``, ``networks`` and ``residual``. A subclass with a ``name`` is
     available under that name in configurations.
@@ -155,7 +155,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         self._env = (env,)  # in a tuple, so that an environment's buffers stay out of state_dict
 
     def forward(self, batch: C | TensorDictBase) -> Float[Tensor, ""]:
-        """Return the mean of ``row_loss``.
+        """Return the mean cost of the rows.
 
         Args:
             batch: container, or TensorDict of its fields, with at least one row.
@@ -168,19 +168,7 @@ class Loss(nn.Module, ABC, Generic[C]):
             self._rows(batch)  # which raises for what is no batch
             name = self.reads.__name__.lower()
             raise ArgumentError(f"{name} must have at least one row, got none")
-        return self.row_loss(batch).mean()
-
-    def row_loss(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
-        """Return the cost of each row, with gradient.
-
-        Args:
-            batch: container, or TensorDict of its fields.
-
-        Raises:
-            ArgumentError: another container, an infinite log-reward, or an illegal action.
-            NaNError: a log-reward or an output of a network is NaN.
-        """
-        return self.evaluate(batch)[0]
+        return self.evaluate(batch)[0].mean()
 
     def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
         """Return the cost of each row and its residual, both with gradient.
@@ -324,12 +312,11 @@ class BalanceLoss(Loss[C]):
             )
         self.backward_policy = backward_policy
 
-    def _log_probs(self, rows: C) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-        """Return log P_F and log P_B of the rows' actions, with gradient."""
-        forward, backward, env = self.forward_policy, self.backward_policy, self.env
-        if isinstance(rows, Trajectories):
-            return both_log_probs(forward, backward, env, rows)
-        return tuple(transition_log_probs(each, env, rows) for each in (forward, backward))
+    def _terms(self, rows: Trajectories) -> dict[str, Float[Tensor, "n"]]:
+        """Return log R, log P_F and log P_B of whole trajectories, with gradient."""
+        log_pf, log_pb = both_log_probs(self.forward_policy, self.backward_policy, self.env, rows)
+        log_reward = self._floored(rows.log_reward)
+        return {"log_reward": log_reward, "log P_F": log_pf.sum(1), "log P_B": log_pb.sum(1)}
 
 
 class SumLoss(Loss[C]):

@@ -99,7 +99,8 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         exits = self.env.kind(transitions.action) == self.env.exit_action
         # Rows that do not end an episode hold -inf, which would make all sums NaN.
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
-        log_pf, log_pb = self._log_probs(transitions)
+        log_pf = transition_log_probs(self.forward_policy, self.env, transitions)
+        log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
         flow, next_flow = self._flows(transitions, exits)
         # In this order a constant in log R and all flows leaves the residual as it is.
         residual = (flow - (log_reward + next_flow)) + (log_pf - log_pb)

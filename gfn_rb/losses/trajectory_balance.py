@@ -16,7 +16,7 @@ from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.losses.base import BalanceLoss, SumLoss, require_finite_terms
 from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
-from gfn_rb.rollout.log_probs import places
+from gfn_rb.rollout.log_probs import both_log_probs, places
 from gfn_rb.shapes import ConditionBatch, Float, Int64, StateBatch
 
 
@@ -77,13 +77,11 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
                 f"{list(log_z.shape)}"
             )
         log_z = log_z.expand(n)
-        log_reward = self._floored(trajectories.log_reward)
-        log_pf, log_pb = self._log_probs(trajectories)
-        log_pf, log_pb = log_pf.sum(1), log_pb.sum(1)
+        terms = self._terms(trajectories)
+        log_reward, log_pf, log_pb = terms.values()
         # In this order a constant in log R and log Z leaves the residual as it is.
         residual = (log_z - log_reward) + (log_pf - log_pb)
-        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log_z": log_z}
-        require_finite_terms(residual, terms)
+        require_finite_terms(residual, {**terms, "log_z": log_z})
         return residual
 
     def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
@@ -138,10 +136,9 @@ class VarGrad(BalanceLoss[Trajectories]):
         That of a row without others is 0: nothing is learnt from it.
         """
         trajectories = self._rows(batch)
-        log_reward = self._floored(trajectories.log_reward)
-        log_pf, log_pb = (each.sum(1) for each in self._log_probs(trajectories))
+        terms = self._terms(trajectories)
+        log_reward, log_pf, log_pb = terms.values()
         excess = (log_pf - log_pb) - log_reward
-        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
         require_finite_terms(excess, terms)
         mean = excess.detach().mean()
         if self.training and torch.is_grad_enabled():
@@ -177,7 +174,7 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
             :class:`~gfn_rb.policies.UniformBackwardPolicy`.
         env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
-        subtb_lambda: weight of each further step, above 0. It may change between calls.
+        subtb_lambda: weight of each further step, above 0.
         **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
     """
 
@@ -197,18 +194,9 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, backward_policy, env, state_flow, **options)
-        self.subtb_lambda = subtb_lambda
-
-    @property
-    def subtb_lambda(self) -> float:
-        """The weight of each further step."""
-        return self._subtb_lambda
-
-    @subtb_lambda.setter
-    def subtb_lambda(self, value: Any) -> None:
-        if not 0 < float(value) < math.inf:
-            raise ArgumentError(f"subtb_lambda must be a positive number, got {value!r}")
-        self._subtb_lambda = float(value)
+        if not 0 < subtb_lambda < math.inf:
+            raise ArgumentError(f"subtb_lambda must be a positive number, got {subtb_lambda!r}")
+        self.subtb_lambda = float(subtb_lambda)
 
     def terms(
         self, batch: Trajectories | TensorDictBase
@@ -227,7 +215,9 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     def _potentials(self, trajectories: Trajectories) -> Float[Tensor, "n T1"]:
         """Return log F(s_t) - c_t of forward rows; beyond the sink, any finite number."""
         log_reward = self._floored(trajectories.log_reward)
-        log_pf, log_pb = self._log_probs(trajectories)
+        log_pf, log_pb = both_log_probs(
+            self.forward_policy, self.backward_policy, self.env, trajectories
+        )
         # The network is called on real steps alone: padding costs as much, and need be no state.
         (row, step), _ = places(trajectories.real_steps)
         condition = None if trajectories.condition is None else trajectories.condition[row]

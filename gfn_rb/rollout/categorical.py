@@ -36,9 +36,9 @@ def masked_log_softmax(
 class Exploration:
     """Changes of a policy's action distribution during a rollout.
 
-    With logits l, legal actions A and noise z ~ N(0, 1) for each logit,
+    With logits l and legal actions A,
 
-        p(a) = (1 - epsilon) softmax_A((l + noise z - exit_bias 1[a = exit]) / temperature)
+        p(a) = (1 - epsilon) softmax_A((l - exit_bias 1[a = exit]) / temperature)
                + epsilon / |A|
 
     The defaults leave the policy unchanged.
@@ -46,7 +46,6 @@ class Exploration:
     Args:
         epsilon: share of uniformly random legal actions, 0 to 1.
         temperature: divisor of the logits, above 0; above 1 flattens.
-        noise: standard deviation of the Gaussian noise on each logit, at least 0.
         exit_bias: number subtracted from the logit of the exit action; forward policies only.
         generator: ``torch.Generator`` of all random numbers; None for PyTorch's global generator.
 
@@ -56,29 +55,23 @@ class Exploration:
 
     epsilon: float = 0.0
     temperature: float = 1.0
-    noise: float = 0.0
     exit_bias: float = 0.0
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         require_optional("generator", self.generator, torch.Generator)
-        for name in ("epsilon", "temperature", "noise", "exit_bias"):
+        for name in ("epsilon", "temperature", "exit_bias"):
             if isinstance(getattr(self, name), str):
                 raise ArgumentError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not 0 <= self.epsilon <= 1:
             raise ArgumentError(f"epsilon must be in [0, 1], got {self.epsilon}")
         if not 0 < self.temperature < float("inf"):
             raise ArgumentError(f"temperature must be positive and finite, got {self.temperature}")
-        if not 0 <= self.noise < float("inf"):
-            raise ArgumentError(f"noise must be at least 0 and finite, got {self.noise}")
 
     def probabilities(
         self, logits: Float[Tensor, "n actions"], mask: Bool[Tensor, "n actions"]
     ) -> Float[Tensor, "n actions"]:
         """Return p(a) of the class's equation; NaN in rows without a legal action."""
-        if self.noise:
-            noise = torch.empty_like(logits).normal_(0, self.noise, generator=self.generator)
-            logits = logits + noise
         if self.exit_bias:
             logits = torch.cat([logits[:, :-1], logits[:, -1:] - self.exit_bias], 1)
         if self.temperature != 1:

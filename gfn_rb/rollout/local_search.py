@@ -36,8 +36,7 @@ class LocalSearchSampler(Sampler):
     Metropolis-Hastings probability that leaves R(x) / Z invariant. Each row may have its own K.
 
     Exploration applies to both policies, ``exit_bias`` to the forward policy alone.
-    Metropolis-Hastings accounts for all options but ``noise``, which it refuses: proposals under
-    noise have no tractable density.
+    Metropolis-Hastings accounts for all options.
 
     Attributes:
         estimator: the forward policy.
@@ -95,7 +94,7 @@ class LocalSearchSampler(Sampler):
                 is accepted if its reward is strictly higher.
             debug: whether to compare the proposals with those that a plain loop puts together.
             **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
-                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
+                ``temperature``, ``exit_bias`` and ``generator``.
 
         Returns:
             The proposals as forward trajectories, accepted or not, and which rows were accepted,
@@ -104,11 +103,11 @@ class LocalSearchSampler(Sampler):
         Raises:
             ArgumentError: not exactly one of ``back_steps`` and ``back_ratio`` is given, one is out
                 of range or goes back beyond the source, a state is not terminating, or an option is
-                unknown, out of range or refused.
+                unknown or out of range.
             ShapeError: a shape or dtype does not fit.
             NaNError: a reward or the logits are NaN.
         """
-        exploration = _exploration_from(policy_kwargs, use_metropolis_hastings)
+        exploration = exploration_from(policy_kwargs, is_backward=False)
         start = _terminating(trajectories)
         rule = back_steps_rule(back_steps, back_ratio, len(start))
         needs_log_probs = use_metropolis_hastings or save_logprobs
@@ -160,7 +159,7 @@ class LocalSearchSampler(Sampler):
             use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
                 is accepted if its reward is strictly higher.
             **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
-                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
+                ``temperature``, ``exit_bias`` and ``generator``.
 
         Returns:
             n * (1 + n_local_search_loops) trajectories: the sampled ones, then each loop's
@@ -168,13 +167,13 @@ class LocalSearchSampler(Sampler):
 
         Raises:
             ArgumentError: a number is out of range, a starting state is the sink, or an option is
-                unknown, out of range or refused.
+                unknown or out of range.
             ShapeError: a shape or dtype does not fit.
             NaNError: a reward or the logits are NaN.
         """
         n_local_search_loops = as_count("n_local_search_loops", n_local_search_loops, 0)
         if n_local_search_loops:  # before any reward is paid for
-            _exploration_from(policy_kwargs, use_metropolis_hastings)
+            exploration_from(policy_kwargs, is_backward=False)
             rows = n if states is None else len(states)
             back_steps_rule(back_steps, back_ratio, rows or 0)
         keep = {
@@ -232,16 +231,6 @@ class LocalSearchSampler(Sampler):
         pf = Walk(self.policy, env, exploration)
         pb = Walk(self.backward_sampler.policy, env, back)
         return Proposal(old, new, junction, pf, pb)
-
-
-def _exploration_from(policy_kwargs: dict[str, Any], use_metropolis_hastings: bool) -> Exploration:
-    exploration = exploration_from(policy_kwargs, is_backward=False)
-    if use_metropolis_hastings and exploration.noise:
-        raise ArgumentError(
-            f"noise must be 0 with use_metropolis_hastings, as the density of what it draws is "
-            f"unknown, got {exploration.noise}"
-        )
-    return exploration
 
 
 def _terminating(rows: Trajectories | States) -> States:

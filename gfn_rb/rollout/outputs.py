@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from gfn_rb import keys
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.continuous import ContinuousEnv
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.rollout.categorical import Exploration
+from gfn_rb.rollout.categorical import Exploration, draw, explain_no_draw
 from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, StateBatch
 
 
@@ -216,3 +217,30 @@ def drawn_log_probs(
     """Return the log-probabilities with which actions were drawn."""
     log_p = p.gather(1, kind[:, None]).squeeze(1).log()
     return log_p if parameters is None else log_p + parameters.log_prob(action, by)
+
+
+class ActionDraw(NamedTuple):
+    """Actions [n, *A], and where kept log-probabilities [n] and the policy's logits [n, A]."""
+
+    action: Tensor
+    log_prob: Tensor | None
+    estimator_output: Tensor | None
+
+
+def draw_actions(
+    by: Exploration,
+    state: StateBatch,
+    mask: Bool[Tensor, "n actions"],
+    logits: Float[Tensor, "n actions"],
+    parameters: Parameters | None,
+    is_random: bool = True,
+) -> ActionDraw:
+    """Draw one action per state from a policy's outputs, or take the most likely ones."""
+    p = by.probabilities(logits, mask)
+    kind, is_drawn = draw(p, by.generator) if is_random else (p.argmax(1), p.sum(1) > 0)
+    if not is_drawn.all():
+        raise explain_no_draw(logits, mask, state)
+    action = kind
+    if parameters is not None:
+        action = parameters.draw(kind, by) if is_random else parameters.mean(kind)
+    return ActionDraw(action, drawn_log_probs(p, kind, parameters, action, by), logits)

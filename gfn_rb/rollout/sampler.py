@@ -15,13 +15,9 @@ from gfn_rb.arguments import as_count
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.rollout.categorical import draw, explain_no_draw, exploration_from
-from gfn_rb.rollout.outputs import (
-    drawn_log_probs,
-    policy_outputs,
-    require_direction,
-)
-from gfn_rb.rollout.walk import ActionDraw, Walk
+from gfn_rb.rollout.categorical import exploration_from
+from gfn_rb.rollout.outputs import ActionDraw, draw_actions, policy_outputs, require_direction
+from gfn_rb.rollout.walk import Walk
 
 
 class Sampler:
@@ -77,7 +73,7 @@ class Sampler:
             save_estimator_outputs: whether to return the policy's logits.
             save_logprobs: whether to return the log-probability of each action, in nats.
             **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
-                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
+                ``temperature``, ``exit_bias`` and ``generator``.
 
         Returns:
             A named tuple of action [n], log_prob [n] or None, estimator_output [n, A] or None.
@@ -91,8 +87,14 @@ class Sampler:
         exploration = exploration_from(policy_kwargs, self.is_backward)
         env.check_state(states, "states")
         check_conditions(env, states, conditions)
-        walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
-        return walk.draw(states, conditions)
+        drawn = draw_actions(
+            exploration, states, *policy_outputs(self.policy, env, states, conditions)
+        )
+        return ActionDraw(
+            drawn.action,
+            drawn.log_prob if save_logprobs else None,
+            drawn.estimator_output if save_estimator_outputs else None,
+        )
 
     @torch.no_grad()
     def sample_trajectories(
@@ -124,7 +126,7 @@ class Sampler:
             log_rewards: log R of ``states`` in nats, [n], if known; backward policies only.
                 Default: the environment computes them once.
             **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
-                ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
+                ``temperature``, ``exit_bias`` and ``generator``.
 
         Returns:
             Trajectories padded to the longest one; ``is_backward`` is set if the policy is
@@ -231,7 +233,7 @@ class ActionSampler(TensorDictModuleBase):
         env: the environment; required for a :class:`~gfn_rb.envs.ContinuousEnv`, which makes
             actions of parameters.
         **policy_kwargs: fields of an :class:`~gfn_rb.rollout.Exploration` by name: ``epsilon``,
-            ``temperature``, ``noise``, ``exit_bias`` and ``generator``.
+            ``temperature``, ``exit_bias`` and ``generator``.
 
     Raises:
         ArgumentError: the policy is not forward, or an option is unknown or out of range.
@@ -256,11 +258,10 @@ class ActionSampler(TensorDictModuleBase):
         self.policy = policy
         self._env = (env,)  # in a tuple, so that it does not become a submodule
         self.exploration = exploration_from(policy_kwargs, is_backward=False)
-        self.save_estimator_outputs, self.save_logprobs = save_estimator_outputs, save_logprobs
         self.in_keys: list[NestedKey] = list(
             dict.fromkeys([*policy.in_keys, keys.STATE, keys.FORWARD_MASK])
         )
-        self.out_keys: list[NestedKey] = [
+        self.out_keys: list[str] = [
             keys.ACTION,
             *[keys.LOG_PROB] * save_logprobs,
             *[keys.ESTIMATOR_OUTPUT] * save_estimator_outputs,
@@ -290,23 +291,10 @@ class ActionSampler(TensorDictModuleBase):
             self.policy, self._env[0], state, condition, mask=mask
         )
         logits = logits.masked_fill(has_ended, 0)  # TorchRL fills these rows with zeros
-        p = self.exploration.probabilities(logits, mask)
         is_random = exploration_type() in (None, ExplorationType.RANDOM)
-        if is_random or p.isnan().any():
-            chosen, is_drawn = draw(p, self.exploration.generator)
-            if not is_drawn.all():
-                raise explain_no_draw(logits, mask, state)
-        else:
-            chosen = p.argmax(1)
-        action = kind = chosen
-        if parameters is not None:
-            action = parameters.draw(kind, self.exploration) if is_random else parameters.mean(kind)
-        written = {keys.ACTION: action}
-        if self.save_logprobs:
-            written[keys.LOG_PROB] = drawn_log_probs(p, kind, parameters, action, self.exploration)
-        if self.save_estimator_outputs:
-            written[keys.ESTIMATOR_OUTPUT] = logits
-        for key, value in written.items():
+        drawn = draw_actions(self.exploration, state, mask, logits, parameters, is_random)
+        for key in self.out_keys:
+            value = getattr(drawn, key)
             tensordict.set(key, value.reshape(tensordict.batch_size + value.shape[1:]))
         return tensordict
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,6 @@ from gfn_rb.shapes import Bool, ConditionBatch, Float, Float64, Int64, Shaped, S
 from gfn_rb.torchrl_compat import assert_on_device, new_tensordict
 
 _BLOCK = 32  # steps whose random numbers are drawn at once
-
-
-class ActionDraw(NamedTuple):
-    """Actions [n, *A], and where kept log-probabilities [n] and the policy's logits [n, A]."""
-
-    action: Tensor
-    log_prob: Tensor | None
-    estimator_output: Tensor | None
 
 
 class Steps:
@@ -139,22 +131,6 @@ class Walk:
     exploration: Exploration
     save_logprobs: bool = False
     save_estimator_outputs: bool = False
-
-    def draw(
-        self, state: Shaped[Tensor, "k *state"], condition: Shaped[Tensor, "k *condition"] | None
-    ) -> ActionDraw:
-        """Draw one action per state."""
-        explored = self.exploration
-        mask, logits, parameters = policy_outputs(self.policy, self.env, state, condition)
-        p = explored.probabilities(logits, mask)
-        kind, is_drawn = draw(p, explored.generator)
-        if not is_drawn.all():
-            raise explain_no_draw(logits, mask, state)
-        action = kind if parameters is None else parameters.draw(kind, explored)
-        log_prob = None
-        if self.save_logprobs:
-            log_prob = drawn_log_probs(p, kind, parameters, action, explored)
-        return ActionDraw(action, log_prob, logits if self.save_estimator_outputs else None)
 
     def roll(self, start: StateBatch, condition: ConditionBatch | None) -> Steps:
         """Draw and take actions; rows that have reached their end are left behind."""

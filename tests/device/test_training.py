@@ -121,11 +121,13 @@ def test_a_training_step_waits_for_nothing(name, device, counted):
     loss = make_loss(name, env, networks)
     forward, backward = networks["forward_policy"], UniformBackwardPolicy(env)
     rows = as_read(loss, both_ways(env, forward, backward))
-    expected = loss.row_loss(rows).detach()
+    expected = loss.evaluate(rows)[0].detach()
     env.to(device)
     loss.to(device)
     there = rows.to(device)
-    torch.testing.assert_close(loss.row_loss(there).detach().cpu(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        loss.evaluate(there)[0].detach().cpu(), expected, atol=1e-4, rtol=1e-4
+    )
     optimizer = torch.optim.Adam(loss.parameters())
     with counted() as waits:
         loss(there).backward()
@@ -146,11 +148,11 @@ def test_real_actions_are_drawn_on_a_device(kind, device):
     env.to(device)
     rows = Sampler(policy).sample_trajectories(env, 16, save_logprobs=True)
     back = Sampler(reference).sample_trajectories(env, states=rows.terminating_states)
-    found = [loss.row_loss(each).detach().cpu() for each in (rows, back)]
+    found = [loss.evaluate(each)[0].detach().cpu() for each in (rows, back)]
     env.to("cpu")
     loss.to("cpu")
     for each, cost in zip((rows, back), found, strict=True):
-        torch.testing.assert_close(loss.row_loss(each.to("cpu")), cost, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(loss.evaluate(each.to("cpu"))[0], cost, atol=1e-3, rtol=1e-3)
 
 
 def test_local_search_runs_on_a_device(device):

@@ -105,20 +105,6 @@ def test_posterior_and_its_edges() -> None:
     torch.testing.assert_close(env.edge_marginals(uniform), graphs.double().mean(0))
 
 
-@pytest.mark.parametrize(("d", "n_samples"), [(2, 1), (3, 100), (4, 10), (5, 100)])
-def test_log_z_without_listing_is_that_of_the_list(d: int, n_samples: int) -> None:
-    env = BayesianDAG(d, n_samples=n_samples, seed=d)
-    assert env.true_log_z == pytest.approx(
-        env.log_partition(), abs=1e-4
-    )  # rewards are rounded to float32
-
-
-def test_log_z_counts_graphs_where_all_have_the_same_score() -> None:
-    for d in (6, 8):
-        total = bayesian_dag._log_total(torch.zeros(2**d, d, dtype=torch.float64))
-        assert total == pytest.approx(math.log(BayesianDAG(d).n_states), abs=1e-9)
-
-
 def test_scores_without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     env = BayesianDAG(4, n_samples=10)
     monkeypatch.setattr(bayesian_dag, "MOST_IN_TABLE", 3)

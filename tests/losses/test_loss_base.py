@@ -71,7 +71,7 @@ def test_zero_in_every_row_at_the_analytic_optimum(name, env, seed):
     loss = make_loss(name, env, exact)
     rows = as_read(loss, both_ways(env, exact["forward_policy"], backward, 64))
     assert loss.residual(rows).abs().max() < 1e-4
-    assert loss.row_loss(rows).max() < 1e-8
+    assert loss.evaluate(rows)[0].max() < 1e-8
     assert loss(rows) < 1e-8
     assert loss.estimate_log_z().shape == ()
     assert loss.estimate_log_z().item() == pytest.approx(env.log_partition(), abs=1e-5)
@@ -142,7 +142,7 @@ def test_the_loss_is_the_mean_over_rows(name):
     env = HyperGrid(2, 3)
     loss = new_loss(name, env)
     rows = some_rows(loss, env)
-    residual, row_loss = loss.residual(rows), loss.row_loss(rows)
+    residual, row_loss = loss.residual(rows), loss.evaluate(rows)[0]
     assert residual.shape == row_loss.shape == (len(rows),)
     torch.testing.assert_close(row_loss, residual.square())
     for one, other in zip(loss.evaluate(rows), (row_loss, residual), strict=True):
@@ -167,11 +167,11 @@ def test_a_row_costs_the_same_in_any_company(name):
     env = HyperGrid(2, 3)
     loss = new_loss(name, env)
     rows = some_rows(loss, env)
-    together = loss.row_loss(rows)
-    alone = torch.cat([loss.row_loss(rows[i]) for i in range(len(rows))])
+    together = loss.evaluate(rows)[0]
+    alone = torch.cat([loss.evaluate(rows[i])[0] for i in range(len(rows))])
     torch.testing.assert_close(together, alone)
     order = torch.randperm(len(rows))
-    torch.testing.assert_close(loss.row_loss(rows[order]), together[order])
+    torch.testing.assert_close(loss.evaluate(rows[order])[0], together[order])
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "fm"])
@@ -180,7 +180,7 @@ def test_a_backward_row_costs_what_its_forward_turn_does(name):
     loss = new_loss(name, env)
     both = both_ways(env, loss.forward_policy, loss.backward_policy)
     rows, turned = both[both.is_backward], both[both.is_backward].forward()
-    cost, cost_turned = (loss.row_loss(as_read(loss, each)) for each in (rows, turned))
+    cost, cost_turned = (loss.evaluate(as_read(loss, each))[0] for each in (rows, turned))
     totals = [c.sum() for c in (cost, cost_turned)]
     torch.testing.assert_close(*totals)
     torch.testing.assert_close(cost.sort().values, cost_turned.sort().values)
@@ -217,7 +217,7 @@ def test_rows_cost_the_same_on_cuda(name):
     twin.load_state_dict(loss.state_dict())
     rows = some_rows(loss, env)
     torch.testing.assert_close(
-        twin.row_loss(rows.to("cuda")).cpu(), loss.row_loss(rows), atol=1e-4, rtol=1e-4
+        twin.evaluate(rows.to("cuda"))[0].cpu(), loss.evaluate(rows)[0], atol=1e-4, rtol=1e-4
     )
     twin(rows.to("cuda")).backward()
 
@@ -262,12 +262,12 @@ def test_gradients_are_those_of_finite_differences(name):
     def moved(step):
         for p, d in zip(parameters, way, strict=True):
             p += step * d
-        value = float(loss.row_loss(rows).sum())
+        value = float(loss.evaluate(rows)[0].sum())
         for p, d in zip(parameters, way, strict=True):
             p -= step * d
         return value
 
-    loss.row_loss(rows).sum().backward()
+    loss.evaluate(rows)[0].sum().backward()
     slope = sum(float((p.grad * d).sum()) for p, d in zip(parameters, way, strict=True))
     assert abs(slope) > 1
     assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-5)
@@ -348,7 +348,7 @@ def test_a_floor_under_the_log_reward(name):
     costs = []
     for env, options in ((Half(2, 3), {"min_log_reward": -3.0}), (Floored(2, 3), {})):
         loss = make_loss(name, env, networks, **options)
-        costs.append(loss.row_loss(some_rows(loss, env)))
+        costs.append(loss.evaluate(some_rows(loss, env))[0])
     torch.testing.assert_close(*costs)
     assert costs[0].isfinite().all()
     loss = make_loss(name, Half(2, 3), networks)

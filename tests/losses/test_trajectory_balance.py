@@ -135,10 +135,10 @@ def test_a_shared_trunk_is_called_once_and_gives_the_same(name):
     loss = make_loss(name, env, networks)
     rows = both_ways(env, forward, networks["backward_policy"])
     alone = deepcopy(networks["backward_policy"])  # with a trunk of its own, of the same weights
-    expected = make_loss(name, env, {**networks, "backward_policy": alone}).row_loss(rows)
+    expected = make_loss(name, env, {**networks, "backward_policy": alone}).evaluate(rows)[0]
     calls = []
     forward.trunk.register_forward_hook(lambda *_: calls.append(1))
-    torch.testing.assert_close(loss.row_loss(rows), expected)
+    torch.testing.assert_close(loss.evaluate(rows)[0], expected)
     assert len(calls) == 1
 
 

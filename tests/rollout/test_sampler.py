@@ -192,7 +192,7 @@ def test_the_generator_decides_everything():
     sampler = Sampler(linear_policy(env, False))
     state = torch.get_rng_state()
     first, again, other = (
-        sampler.sample_trajectories(env, 20, epsilon=0.1, noise=0.5, generator=seeded(seed))
+        sampler.sample_trajectories(env, 20, epsilon=0.1, generator=seeded(seed))
         for seed in (3, 3, 4)
     )
     assert torch.equal(torch.get_rng_state(), state)

@@ -6,7 +6,7 @@ from tensordict.nn import TensorDictModule
 
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, NaNError
-from gfn_rb.rollout import Exploration
+from gfn_rb.rollout import Exploration, Sampler
 from gfn_rb.rollout.walk import Walk
 
 
@@ -59,7 +59,7 @@ class DeadEnd(HyperGrid):
 def test_a_state_without_legal_action_is_named():
     env = DeadEnd(2, 2)
     with pytest.raises(ArgumentError, match=r"legal action, got none for \[1, 1\] in row 0"):
-        walk(env, Counted(3)).draw(torch.tensor([[1, 1]]), None)
+        Sampler(walk(env, Counted(3)).policy).sample_actions(env, torch.tensor([[1, 1]]))
     towards = walk(env, lambda state: torch.tensor([[0.0, 0.0, -99.0]]).repeat(len(state), 1))
     with pytest.raises(ArgumentError, match=r"legal action, got none for \[1, 1\]"):
         towards.roll(env.source(5), None)
