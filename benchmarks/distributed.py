@@ -46,13 +46,8 @@ from benchmarks.timing import Result, conclude, header, options_of, row
 from benchmarks.torchgfn import answer, message_of
 from gfn_rb import CompactRows
 from gfn_rb.envs import HyperGrid
-from gfn_rb.remote import (
-    Awaited,
-    NonBlocking,
-    ReplayBufferManager,
-    ReplayBufferWorker,
-)
-from gfn_rb.remote.options import Mode
+from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker
+from gfn_rb.remote.worker import Mode
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
 from gfn_rb.transports.launch import launched
 
@@ -170,7 +165,7 @@ class Bench:
         self,
         transport: Transport,
         size: str,
-        mode: Mode | None = None,
+        mode: Mode = "awaited",
         score: Callable[..., Any] | None = None,
         compact: bool = False,
     ) -> Iterator[tuple[Act, ReplayBufferWorker | None]]:
@@ -179,7 +174,12 @@ class Bench:
         if self.rank == WORKER:
             batches = [trajectories(size) for _ in range(PAYLOADS)]
             worker = ReplayBufferWorker(
-                transport, MANAGER, mode=mode, keep=("log_prob",), compact=form
+                transport,
+                MANAGER,
+                mode=mode,
+                in_flight=UNANSWERED,
+                keep=("log_prob",),
+                compact=form,
             )
             worker.connect()
 
@@ -241,8 +241,10 @@ def compare(bench: Bench, connect: Connect, name: str, size: str) -> list[Result
 def stream(bench: Bench, connect: Connect, name: str, size: str, compact: bool) -> Result:
     """Compare exchanges, some of them on their way at a time, with raw MPI's."""
     nbytes = sum(value.nbytes for value in trajectories(size).values())
-    mode = NonBlocking(UNANSWERED)
-    with connect() as transport, bench.exchange(transport, size, mode, compact=compact) as (act, _):
+    with (
+        connect() as transport,
+        bench.exchange(transport, size, "nonblocking", compact=compact) as (act, _),
+    ):
         took = bench.interleave({"ours": act, "raw": bench.raw(nbytes)}, STREAM)
     bound = AT_MOST_RAW.get(size) if name == "MPI" and compact else None
     label = f"{name}: {size} and reply, {'compact ' * compact}stream, raw"
@@ -261,7 +263,8 @@ def waiting(bench: Bench, connect: Connect, name: str, size: str) -> Result:
         return {"score": 1.0}
 
     took: dict[str, list[float]] = {}
-    for key, mode in (("ours", NonBlocking()), ("awaited", Awaited())):
+    modes: dict[str, Mode] = {"ours": "nonblocking", "awaited": "awaited"}
+    for key, mode in modes.items():
         with connect() as transport, bench.exchange(transport, size, mode, score) as (act, worker):
             took[key] = []
             for i in range(bench.rounds):

@@ -10,8 +10,8 @@ A row is a state of 16 int64 and its log-reward; workers are fed 16 rows with ea
 
 Simulated: each worker makes 640 rows a second, and sends them once in an interval, each to the one
 of m managers that owns it, in up to m frames; it waits for nothing, and sends nothing to a manager
-that has left 8 unanswered, as ``NonBlocking`` does. A manager serves frames in the order they come.
-Where cores are shared, all that ranks do takes turns on them. Networks take no time.
+that has left 8 unanswered, as ``mode="nonblocking"`` does. A manager serves frames in the order
+they come. Where cores are shared, all that ranks do takes turns on them. Networks take no time.
 
 Checked: the same program on 2 to 16 ranks under mpiexec, on the cores that this machine has.
 
@@ -45,7 +45,7 @@ from benchmarks import ranks
 from benchmarks.timing import environment
 from benchmarks.workloads import random_items
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
+from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 
 RATE, IN_FLIGHT = 640, 8  # rows a second of a worker; frames a manager may leave unanswered
@@ -94,7 +94,9 @@ def new_manager(transport: Transport, managers: Sequence[int]) -> ReplayBufferMa
 def new_worker(transport: Transport, managers: Sequence[int]) -> ReplayBufferWorker:
     """Return a worker that keeps nothing but what it is fed."""
     fed = Subscription(fifo_buffer(1000), FED, "newest")
-    return ReplayBufferWorker(transport, managers, mode=NonBlocking(IN_FLIGHT), subscription=fed)
+    return ReplayBufferWorker(
+        transport, managers, mode="nonblocking", in_flight=IN_FLIGHT, subscription=fed
+    )
 
 
 def timed(rows: int, n_workers: int, rounds: int) -> tuple[float, float, float]:

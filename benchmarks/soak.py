@@ -26,8 +26,7 @@ from tensordict import TensorDict, TensorDictBase
 from benchmarks import ranks
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
-    Deferred,
-    PercentileBaseline,
+    Baseline,
     ReplayBufferManager,
     ReplayBufferWorker,
     Subscription,
@@ -111,7 +110,7 @@ def work(transport: Transport, options: Options) -> bool:
     subscription = Subscription(fifo_buffer(5_000), 8, "newest")
     local = fifo_buffer(5_000)
     worker = ReplayBufferWorker(
-        transport, MANAGER, local, mode=Deferred(), subscription=subscription
+        transport, MANAGER, local, mode="deferred", subscription=subscription
     )
     with worker:
         for i in range(options.batches):
@@ -130,7 +129,7 @@ def manage(transport: Transport, options: Options) -> bool:
     """Serve until the worker is done, and tell whether nothing grew."""
     notes = Notes("manager", options.batches)
     rb = reward_prioritized_buffer(10_000, unique="state")
-    manager = ReplayBufferManager(transport, rb, score, PercentileBaseline())
+    manager = ReplayBufferManager(transport, rb, score, Baseline(0.1))
     known = 0
     while not manager.finished:
         manager.step(0.2)

@@ -1,31 +1,17 @@
 """Buffers across ranks: workers send items to managers, which score, keep and share them."""
 
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
-from gfn_rb.remote.baseline import Baseline, EMABaseline, MinBaseline, PercentileBaseline
+from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.manager import ReplayBufferManager
 from gfn_rb.remote.messages import Reply, SenderStatistics, WorkerStatistics
-from gfn_rb.remote.options import (
-    Awaited,
-    BaselineFilter,
-    Deferred,
-    Mode,
-    NonBlocking,
-    Subscription,
-)
+from gfn_rb.remote.options import BaselineFilter, Subscription
 from gfn_rb.remote.worker import ManagerQueries, ReplayBufferWorker
 
 __all__ = [
-    "Awaited",
     "Baseline",
     "BaselineFilter",
-    "Deferred",
-    "EMABaseline",
     "Frame",
     "ManagerQueries",
-    "MinBaseline",
-    "Mode",
-    "NonBlocking",
-    "PercentileBaseline",
     "ReplayBufferManager",
     "ReplayBufferWorker",
     "Reply",

@@ -21,33 +21,32 @@ _STALE = 256  # a full buffer is read again once 1/256 of it may have changed
 
 
 class Baseline:
-    """Base class of strategies that compute a baseline.
+    """A baseline at a percentile of the finite log-rewards of a full buffer.
 
-    While the buffer is not full, and without a buffer, the baseline is the running mean of the
-    lowest finite log-reward of each batch.
+    Of n log-rewards it is the number at rank percentile (n - 1), counted from 0 at the lowest, on
+    the straight line between the ranks on both sides of it: the linear percentile of NumPy. While
+    the buffer is not full, and without a buffer, the baseline is the running mean of the lowest
+    finite log-reward of each batch.
 
     Args:
+        percentile: share of rows below the baseline, 0 to 1: 0 is the lowest log-reward. None
+            always uses the running mean.
         alpha: weight of the newest batch in the running mean, above 0 and at most 1.
 
     Raises:
-        ArgumentError: ``alpha`` is out of range.
+        ArgumentError: ``percentile`` or ``alpha`` is out of range.
     """
 
-    def __init__(self, alpha: float = 0.1) -> None:
+    def __init__(self, percentile: float | None = 0.0, alpha: float = 0.1) -> None:
+        if percentile is not None and not 0 <= percentile <= 1:
+            raise ArgumentError(f"percentile must be in [0, 1], got {percentile}")
         if not 0 < alpha <= 1:
             raise ArgumentError(f"alpha must be above 0 and at most 1, got {alpha}")
-        self.alpha = alpha
+        self.percentile, self.alpha = percentile, alpha
         self._column = KeyColumn(LOG_REWARD)
         self._mean: float | None = None
         self._of_full: float | None = None
         self._n_written = math.inf  # rows written since the buffer was read
-
-    def of_full(self, log_reward: Float[Tensor, "n"]) -> float | None:
-        """Return the baseline of a full buffer with these finite log-rewards, at least one.
-
-        None, the default, stands for the running mean.
-        """
-        return None
 
     def observe(self, log_reward: Float[Tensor, "n"], n_stored: int = 0) -> None:
         """Record the log-rewards of a batch, of which ``n_stored`` rows were stored.
@@ -64,13 +63,14 @@ class Baseline:
 
     def value(self, rb: ReplayBuffer | None) -> float | None:
         """Return the baseline of a buffer; None while unknown."""
-        if rb is None or length_of(rb.storage) < rb.storage.max_size:
+        percentile = self.percentile
+        if percentile is None or rb is None or length_of(rb.storage) < rb.storage.max_size:
             return self._mean
         # A pass over the buffer for each batch would cost more than storing it.
         if self._n_written * _STALE >= rb.storage.max_size:
             values = self._column.values(rb.storage)
             values = values[values.isfinite()]
-            self._of_full = self.of_full(values) if len(values) else None
+            self._of_full = percentile_of(values, percentile) if len(values) else None
             self._n_written = 0
         return self._mean if self._of_full is None else self._of_full
 
@@ -82,57 +82,16 @@ class Baseline:
         """Resume from a result of :meth:`state_dict`."""
         self._mean, self._n_written = state["ema"], math.inf
 
-    def __repr__(self) -> str:
-        named = (f"{key}={value}" for key, value in vars(self).items() if key[0] != "_")
-        return f"{type(self).__name__}({', '.join(named)})"
 
-
-class MinBaseline(Baseline):
-    """Baseline at the lowest finite log-reward of a full buffer.
-
-    Args:
-        alpha: weight of the newest batch in the running mean, above 0 and at most 1.
-    """
-
-    def of_full(self, log_reward: Float[Tensor, "n"]) -> float:
-        """Return the lowest log-reward."""
-        return float(log_reward.min())
-
-
-class PercentileBaseline(Baseline):
-    """Baseline at a percentile of the finite log-rewards of a full buffer.
-
-    Of n log-rewards it is the number at rank percentile (n - 1), counted from 0 at the lowest, on
-    the straight line between the ranks on both sides of it: the linear percentile of NumPy.
-
-    Args:
-        percentile: share of rows below the baseline, 0 to 1.
-        alpha: weight of the newest batch in the running mean, above 0 and at most 1.
-    """
-
-    def __init__(self, percentile: float = 0.1, alpha: float = 0.1) -> None:
-        super().__init__(alpha)
-        if not 0 <= percentile <= 1:
-            raise ArgumentError(f"percentile must be in [0, 1], got {percentile}")
-        self.percentile = percentile
-
-    def of_full(self, log_reward: Float[Tensor, "n"]) -> float:
-        """Return the percentile."""
-        # torch.quantile takes 16 million numbers at most.
-        below, share = divmod(self.percentile * (len(log_reward) - 1), 1)
-        lower = float(log_reward.kthvalue(int(below) + 1).values)
-        if not share:
-            return lower
-        upper = float(log_reward.kthvalue(int(below) + 2).values)
-        return lower + share * (upper - lower)
-
-
-class EMABaseline(Baseline):
-    """Baseline at the running mean of the lowest finite log-reward of each batch.
-
-    Args:
-        alpha: weight of the newest batch in the running mean, above 0 and at most 1.
-    """
+def percentile_of(values: Float[Tensor, "n"], percentile: float) -> float:
+    """Return the linear percentile of numbers, at least one."""
+    # torch.quantile takes 16 million numbers at most.
+    below, share = divmod(percentile * (len(values) - 1), 1)
+    lower = float(values.kthvalue(int(below) + 1).values if below else values.min())
+    if not share:
+        return lower
+    upper = float(values.kthvalue(int(below) + 2).values)
+    return lower + share * (upper - lower)
 
 
 def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:

@@ -27,7 +27,7 @@ from gfn_rb.checkpoint import (
 )
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.baseline import Baseline, MinBaseline
+from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, check_rows
 from gfn_rb.remote.handler import MessageHandler
 from gfn_rb.remote.messages import Kind, ScoreFunction, one_line
@@ -57,8 +57,8 @@ class ReplayBufferManager(MessageHandler):
             rows. The scoring function receives whole items.
         score: callable ``fn(items, sender)`` that returns scores by name; None for no scores. The
             worker is told of an exception that it raises.
-        baseline: strategy of the baseline, an object for this manager alone. Default:
-            :class:`~gfn_rb.remote.MinBaseline`.
+        baseline: strategy of the baseline, an object for this manager alone. Default: the lowest
+            log-reward of a full buffer.
         workers: ranks that send items. Default: all ranks but the managers.
         managers: ranks of all managers. Default: this rank alone. Each manager keeps the objects it
             owns. If managers keep the best items, ``ManagerQueries.items`` returns as many as the
@@ -125,7 +125,7 @@ class ReplayBufferManager(MessageHandler):
             _lay_out(buffer, rows)
         members = Membership(check_roles(transport, managers, workers), worker_timeout)
         channel = FrameChannel(transport, compact or compact_rows_of(buffer), _MAX_ROWS)
-        baseline = MinBaseline() if baseline is None else baseline
+        baseline = Baseline() if baseline is None else baseline
         drops = duplicates == "drop"
         super().__init__(channel, buffer, score, baseline, members, drops, log_reward_below)
         self._metadata = metadata

@@ -1,10 +1,9 @@
-"""Options of a worker: when to send, what to send, and what to be fed."""
+"""Options of a worker: what to send, and what to be fed."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +17,6 @@ from gfn_rb.containers.objects import objects_in, stand_alone
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.remote.client import ManagerClient
 from gfn_rb.remote.feeding import MAX_QUOTA, POLICIES, ObjectIndex, look_up
 from gfn_rb.remote.ranks import batches_of
 from gfn_rb.writers.rows import select_rows, shallow_copy
@@ -26,67 +24,6 @@ from gfn_rb.writers.rows import select_rows, shallow_copy
 Payload = Literal["items", "terminating", "scoring"]
 
 _REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
-
-
-class Mode(ABC):
-    """Base class of modes: when a worker sends, and whether it waits for the reply."""
-
-    @abstractmethod
-    def before(self, client: ManagerClient) -> Collection[int]:
-        """Run before a batch is sent; return the managers that may be sent their rows."""
-
-    def after(self, client: ManagerClient) -> None:  # noqa: B027
-        """Run after a batch was sent; by default nothing."""
-
-
-class Awaited(Mode):
-    """Mode that sends a batch and waits for its reply: scores are those of the added items."""
-
-    def before(self, client: ManagerClient) -> Collection[int]:
-        """Return all managers."""
-        return client.managers
-
-    def after(self, client: ManagerClient) -> None:
-        """Wait for the reply."""
-        client.wait()
-
-
-class Deferred(Mode):
-    """Mode that sends a batch and reads its reply at the next add: scores are one add old.
-
-    The manager works while the worker trains. The worker waits only for the rest of that work.
-    """
-
-    def before(self, client: ManagerClient) -> Collection[int]:
-        """Wait for the reply to the last batch, and return all managers."""
-        client.wait()
-        return client.managers
-
-
-class NonBlocking(Mode):
-    """Mode that sends a batch and never waits: replies are read when they have arrived.
-
-    A manager with ``in_flight`` unanswered batches is sent no further one. Rows that it owns are
-    counted as ``skipped`` and stay in the worker's own buffer. This bounds the memory of unanswered
-    batches. Other managers still receive theirs.
-
-    Args:
-        in_flight: number of unanswered batches allowed for each manager, at least 1.
-
-    Raises:
-        ArgumentError: ``in_flight`` is below 1.
-    """
-
-    def __init__(self, in_flight: int = 8) -> None:
-        self.in_flight = as_count("in_flight", in_flight)
-
-    def before(self, client: ManagerClient) -> Collection[int]:
-        """Read replies that have arrived; return the managers with few unanswered batches."""
-        client.collect()
-        if len(client.sent) < self.in_flight:
-            return client.managers
-        owed = Counter(share.manager for share in client.sent.values())
-        return [rank for rank in client.managers if owed[rank] < self.in_flight]
 
 
 def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
@@ -114,7 +51,6 @@ class BaselineFilter:
 
     Attributes:
         empty: number of successive batches so far without a row left.
-        refreshes: number of batches sent whole to learn a new baseline.
 
     Raises:
         ArgumentError: ``refresh_after`` is below 1.
@@ -123,7 +59,6 @@ class BaselineFilter:
     def __init__(self, refresh_after: int = 10) -> None:
         self.refresh_after = as_count("refresh_after", refresh_after)
         self.empty = 0
-        self.refreshes = 0
 
     def __call__(self, rows: TensorDictBase, baseline: float | None) -> TensorDictBase:
         """Return the rows to send; all of them if a new baseline has to be learnt."""
@@ -135,7 +70,6 @@ class BaselineFilter:
             return rows if bool(keep.all()) else rows[keep]
         if self.empty >= self.refresh_after:
             self.empty = 0
-            self.refreshes += 1
             return rows
         self.empty += 1
         return rows[keep]

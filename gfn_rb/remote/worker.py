@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -25,9 +26,7 @@ from gfn_rb.remote.client import ManagerClient, answer_of, checked_answer
 from gfn_rb.remote.feeding import ObjectIndex, look_up
 from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
 from gfn_rb.remote.options import (
-    Awaited,
     BaselineFilter,
-    Mode,
     Payload,
     Subscription,
     join_batches,
@@ -40,6 +39,7 @@ from gfn_rb.writers.rows import scalar_key, shallow_copy
 
 log = logging.getLogger(__name__)
 
+Mode = Literal["awaited", "deferred", "nonblocking"]
 Items: TypeAlias = TensorDictBase | Trajectories | Transitions | States
 
 
@@ -60,9 +60,14 @@ class ReplayBufferWorker(ManagerClient):
         transport: transport to the managers, for one worker at a time.
         manager: rank of the manager, or ranks of all managers, the same on all workers.
         buffer: the local buffer; None to keep nothing.
-        mode: when to send and whether to wait: :class:`~gfn_rb.remote.Awaited`,
-            :class:`~gfn_rb.remote.Deferred` or :class:`~gfn_rb.remote.NonBlocking`. In the last
-            two, do not change items in place after they were added.
+        mode: ``"awaited"`` sends a batch and waits for its reply: scores are those of the added
+            items. ``"deferred"`` reads the reply at the next add, so that the manager works while
+            the worker trains: scores are one add old. ``"nonblocking"`` never waits, and reads
+            replies when they have arrived. In the last two, do not change items in place after
+            they were added.
+        in_flight: number of unanswered batches allowed for each manager in mode ``"nonblocking"``,
+            at least 1. A manager with as many is sent no further one. Rows that it owns are counted
+            as ``skipped`` and stay in the worker's own buffer. This bounds memory.
         frequency: number of adds between messages, at least 1.
         payload: what to send: ``"items"`` whole; ``"terminating"`` states with log-reward and
             condition; or ``"scoring"``, the same states, to be scored and not stored.
@@ -86,7 +91,7 @@ class ReplayBufferWorker(ManagerClient):
         unanswered: number of unanswered batches.
 
     Examples:
-        >>> with ReplayBufferWorker(transport, 0, local, mode=NonBlocking()) as worker:
+        >>> with ReplayBufferWorker(transport, 0, local, mode="nonblocking") as worker:
         ...     worker.extend(sampler.sample_trajectories(env, n=16))
         ...     batch = local.sample()
     """
@@ -97,7 +102,8 @@ class ReplayBufferWorker(ManagerClient):
         manager: int | Sequence[int],
         buffer: ReplayBuffer | None = None,
         *,
-        mode: Mode | None = None,
+        mode: Mode = "awaited",
+        in_flight: int = 8,
         frequency: int = 1,
         payload: Payload = "items",
         filter: BaselineFilter | None = None,
@@ -110,13 +116,13 @@ class ReplayBufferWorker(ManagerClient):
     ) -> None:
         require_kind("transport", transport, Transport)
         require_optional("buffer", buffer, ReplayBuffer)
-        require_optional("mode", mode, Mode)
         require_optional("filter", filter, BaselineFilter)
         require_optional("subscription", subscription, Subscription)
         managers = [manager] if isinstance(manager, int) else manager
         managers = check_ranks("manager", managers, transport)
         if transport.rank in managers:
             raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
+        require_choice("mode", mode, get_args(Mode))
         require_choice("payload", payload, get_args(Payload))
         require_choice("on_error", on_error, ("raise", "log"))
         form = compact or compact_rows_of(buffer)
@@ -124,7 +130,8 @@ class ReplayBufferWorker(ManagerClient):
         self.buffer = buffer
         self.subscription = subscription
         self.frequency = as_count("frequency", frequency)
-        self.mode = Awaited() if mode is None else mode
+        self.mode: Mode = mode
+        self.in_flight = as_count("in_flight", in_flight)
         self.filter = filter
         self.payload = payload
         self._dropped = stale_entries(keep)
@@ -209,9 +216,16 @@ class ReplayBufferWorker(ManagerClient):
         Returns:
             The newest reply that arrived, or None.
         """
-        ready = self.mode.before(self)
-        if self._pending and self._send_pending(ready):
-            self.mode.after(self)
+        if self.mode == "deferred":  # for the reply to the last batch
+            self.wait()
+        elif self.mode == "nonblocking":
+            self.collect()
+        ready = self.managers  # replies may have been overdue, and their managers lost
+        if self.mode == "nonblocking" and len(self.sent) >= self.in_flight:
+            owed = Counter(share.manager for share in self.sent.values())
+            ready = [rank for rank in self.managers if owed[rank] < self.in_flight]
+        if self._pending and self._send_pending(ready) and self.mode == "awaited":
+            self.wait()
         return next(reversed(self._take_replies()), None)
 
     def take_fed(self) -> TensorDictBase | None:

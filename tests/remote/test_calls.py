@@ -9,7 +9,7 @@ from remote.remote_runs import group
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.remote import NonBlocking, ReplayBufferManager, ReplayBufferWorker, Subscription
+from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
 
 ROUNDS = 8
 
@@ -56,7 +56,7 @@ def test_an_exchange_takes_few_calls_at_worker_and_manager(is_fed, most, request
     mine, theirs = group(2)
     manager = ReplayBufferManager(mine, reward_prioritized_buffer(10_000))
     fed = Subscription(fifo_buffer(1000), 16, own=True) if is_fed else None
-    worker = ReplayBufferWorker(theirs, 0, mode=NonBlocking(), subscription=fed)
+    worker = ReplayBufferWorker(theirs, 0, mode="nonblocking", subscription=fed)
     server = threading.Thread(target=manager.step, args=(5.0,))
     server.start()
     worker.connect()

@@ -11,9 +11,6 @@ from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.layout import VERSION, Prefix
 from gfn_rb.remote import (
-    Awaited,
-    Deferred,
-    NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
     Subscription,
@@ -21,7 +18,7 @@ from gfn_rb.remote import (
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
 
-MODES = [Awaited, Deferred, NonBlocking]
+MODES = ["awaited", "deferred", "nonblocking"]
 
 
 def bytes_of(payload):
@@ -61,11 +58,11 @@ def of_a_damaged_version():
     return data
 
 
-def pair(mode=NonBlocking, local=None, score=None, **options):
+def pair(mode="nonblocking", local=None, score=None, **options):
     """A manager of rank 0, and a worker of rank 1."""
     mine, theirs = group(2)
     manager = ReplayBufferManager(mine, fifo_buffer(99), score)
-    options = {"mode": mode(), "timeout": LIMIT, **options}
+    options = {"mode": mode, "timeout": LIMIT, **options}
     return manager, ReplayBufferWorker(theirs, 0, local, **options)
 
 
@@ -205,7 +202,7 @@ def test_a_manager_that_hangs_silences_only_its_own_share():
         ReplayBufferManager(t, fifo_buffer(99), managers=[0, 1], workers=[2])
         for t in transports[:2]
     ]
-    worker = ReplayBufferWorker(transports[2], [0, 1], mode=NonBlocking(2), timeout=1e3)
+    worker = ReplayBufferWorker(transports[2], [0, 1], mode="nonblocking", in_flight=2, timeout=1e3)
     batches = [objects(range(start, start + 10)) for start in range(0, 60, 10)]
     owner = [owners_of(rows, [0, 1]) for rows in batches]
     with threads(managers[1].run):
@@ -243,7 +240,7 @@ def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog
 def test_frames_of_strangers_are_ignored(caplog):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9), workers=[1])
-    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
+    worker = ReplayBufferWorker(transports[1], 0, mode="nonblocking", timeout=LIMIT)
     FrameChannel(transports[2]).send(1, DATA_TAG, Kind.HELLO, {"protocol": 99})
     with threads(manager.run), worker:
         worker.extend(objects([1]))
@@ -255,7 +252,7 @@ def test_frames_of_strangers_are_ignored(caplog):
 def test_what_a_manager_passes_over_is_lost():
     transports = group(2)
     manager = FrameChannel(transports[0])
-    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
+    worker = ReplayBufferWorker(transports[1], 0, mode="nonblocking", timeout=LIMIT)
     manager.send(1, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
     worker.extend(objects([1, 2]))
     worker.extend(objects([3]))

@@ -17,7 +17,6 @@ from remote.remote_runs import LIMIT, group, objects, threads, values_of
 from gfn_rb import RaggedStorage, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
     ManagerQueries,
-    NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
     Subscription,
@@ -88,7 +87,8 @@ class Cluster:
             self.transports[rank],
             [*range(self.n)],
             fifo_buffer(5000, **self.storage(5000)) if holds else None,
-            mode=NonBlocking(10_000),
+            mode="nonblocking",
+            in_flight=10_000,
             subscription=Subscription(
                 fifo_buffer(5000, **self.storage(5000)), 3, self.dice.choice(POLICIES)
             ),

@@ -24,7 +24,7 @@ from gfn_rb.interop.torchgfn.remote import (
     require_sendable,
 )
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
-from gfn_rb.remote import Awaited, BaselineFilter, Deferred, NonBlocking, Reply
+from gfn_rb.remote import BaselineFilter, Reply
 from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -354,7 +354,7 @@ class ReplayBuffer:
         worker.send(
             rows,
             self._replies,
-            NonBlocking() if self.async_comm else Deferred() if self.async_score else Awaited(),
+            "nonblocking" if self.async_comm else "deferred" if self.async_score else "awaited",
             self._filter if self.baseline_filtering else None,
             "terminating" if self.scoring_only else "items",
         )

@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
 from gfn_rb.interop.torchgfn.remote import PATIENCE, check_backend, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
-from gfn_rb.remote import EMABaseline, PercentileBaseline
+from gfn_rb.remote.baseline import Baseline, percentile_of
 from gfn_rb.transports import Transport
 
 
@@ -120,12 +120,11 @@ class ReplayBufferManager:
             )
         alpha = self.baseline_ema_alpha
         share = {"min": 0.0, "percentile": self.baseline_percentile}.get(self.baseline_strategy)
-        kept = None if share is None else _KeptBaseline(self.replay_buffer, share, alpha)
         return _Manager(
             self.num_training_ranks,
             transport,
             score=self._add_and_score,
-            baseline=kept or EMABaseline(alpha),
+            baseline=_KeptBaseline(self.replay_buffer, share, alpha),
             metadata=lambda _: {
                 "stored": len(self.replay_buffer),
                 "capacity": self.capacity,
@@ -218,17 +217,17 @@ class _Manager(remote.ReplayBufferManager):
         return self.n_left >= self._n_expected or super().finished
 
 
-class _KeptBaseline(PercentileBaseline):
+class _KeptBaseline(Baseline):
     """A baseline at a percentile of torchgfn's buffer once it is full."""
 
-    def __init__(self, buffer: ReplayBuffer, percentile: float, alpha: float) -> None:
+    def __init__(self, buffer: ReplayBuffer, percentile: float | None, alpha: float) -> None:
         super().__init__(percentile, alpha)
         self._buffer = buffer
 
     def value(self, rb: object) -> float | None:
         """Return the baseline, None if nothing is known."""
-        if len(self._buffer) == self._buffer.capacity:
+        if self.percentile is not None and len(self._buffer) == self._buffer.capacity:
             log_reward = self._buffer.log_rewards
             if len(finite := log_reward[log_reward.isfinite()]):
-                return self.of_full(finite)
+                return percentile_of(finite, self.percentile)
         return super().value(None)

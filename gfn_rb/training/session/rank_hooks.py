@@ -18,7 +18,6 @@ from gfn_rb.checkpoint import Journal
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import WorkerError
 from gfn_rb.keys import POLICY_VERSION
-from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.ranks import RankRoles
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
@@ -131,17 +130,8 @@ def _write(mean: Float[Tensor, "p"], parameters: Sequence[Tensor]) -> None:
         parameter.copy_(part.view_as(parameter))
 
 
-SEND: dict[str, Callable[[], remote.Mode]] = {
-    "awaited": remote.Awaited,
-    "deferred": remote.Deferred,
-    "nonblocking": remote.NonBlocking,
-}
-BASELINE: dict[str, Callable[[], Baseline]] = {
-    "min": remote.MinBaseline,
-    "percentile": remote.PercentileBaseline,
-    "ema": remote.EMABaseline,
-    "none": remote.MinBaseline,  # which managers make, and no worker heeds
-}
+# By name, the percentile of a manager's baseline; None for the running mean.
+PERCENTILES = {"min": 0.0, "percentile": 0.1, "ema": None, "none": 0.0}
 
 
 class ManagerHooks:
@@ -170,7 +160,7 @@ class ManagerHooks:
             self._transport,
             self._managers,
             rb,
-            mode=SEND[config.managers.send](),
+            mode=config.managers.send,
             frequency=config.managers.send_every,
             filter=None if config.managers.baseline == "none" else remote.BaselineFilter(),
             subscription=subscription,
@@ -229,7 +219,7 @@ def make_manager(
     manager = remote.ReplayBufferManager(
         transport,
         buffer,
-        baseline=BASELINE[config.managers.baseline](),
+        baseline=remote.Baseline(PERCENTILES[config.managers.baseline]),
         workers=roles.workers,
         managers=roles.managers,
         checkpoint=folder.checkpoint,

@@ -10,7 +10,6 @@ from tensordict import TensorDict
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import RemoteError
 from gfn_rb.remote import (
-    NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
     Subscription,
@@ -89,7 +88,7 @@ def test_scores_of_other_rows_are_the_managers_error(per_row):
 def test_scores_that_do_not_fit_together_are_the_managers_error():
     scene = Scene(2)
     rows = objects(range(20))
-    scene.worker.mode = NonBlocking()
+    scene.worker.mode = "nonblocking"
     scene.worker.extend(rows)
     for by, shape in enumerate([(3,), (4, 4)]):
         sent = next(m for m in iter(scene.links[by].receive, None) if m.kind == Kind.ITEMS)
@@ -145,7 +144,7 @@ def test_a_welcome_that_makes_no_sense_is_the_managers_error(kind, welcome, mess
 
 
 def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
-    scene = Scene(2, mode=NonBlocking())
+    scene = Scene(2, mode="nonblocking")
     scene.worker._lose(1, "of a test")
     scene.answer(Kind.HELLO, {**WELCOME, "baseline": "x"})
     scene.worker.extend(objects([1]))
@@ -154,7 +153,7 @@ def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
 
 
 def test_a_manager_does_not_answer_for_another():
-    scene = Scene(2, mode=NonBlocking())
+    scene = Scene(2, mode="nonblocking")
     scene.worker.extend(objects(range(20)))
     assert len({link.receive().kind for link in scene.links}) == 1  # their greetings
     sent = [link.receive() for link in scene.links]
@@ -186,7 +185,7 @@ def test_what_comes_late_for_a_worker_is_not_about_a_batch_of_the_next():
     mine, theirs = group(2)
     link, numbers = FrameChannel(mine), []
     for value in range(2):
-        worker = ReplayBufferWorker(theirs, 0, mode=NonBlocking(), timeout=0.5)
+        worker = ReplayBufferWorker(theirs, 0, mode="nonblocking", timeout=0.5)
         link.send(1, DATA_TAG, Kind.HELLO, WELCOME)
         worker.extend(objects([value]))
         sent = next(m for m in iter(link.receive, None) if m.kind == Kind.ITEMS)

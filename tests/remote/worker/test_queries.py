@@ -6,7 +6,7 @@ from remote.remote_runs import LIMIT, group, objects, threads
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.errors import PeerLostError, RemoteError, TransportTimeoutError
-from gfn_rb.remote import ManagerQueries, NonBlocking, ReplayBufferManager, ReplayBufferWorker
+from gfn_rb.remote import ManagerQueries, ReplayBufferManager, ReplayBufferWorker
 
 
 def test_a_worker_can_ask_between_its_batches(tmp_path):
@@ -14,7 +14,7 @@ def test_a_worker_can_ask_between_its_batches(tmp_path):
     path = tmp_path / "manager.ckpt"
     buffer = fifo_buffer(9, statistics=True)
     manager = ReplayBufferManager(transports[0], buffer, checkpoint=path)
-    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT)
+    worker = ReplayBufferWorker(transports[1], 0, mode="nonblocking", timeout=LIMIT)
     queries = ManagerQueries(transports[1])
     with threads(manager.run), worker:
         replies = [worker.extend(objects([1, 2])), worker.extend(objects([3]))]

@@ -13,10 +13,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
 )
 from gfn_rb.remote import (
-    Awaited,
     BaselineFilter,
-    Deferred,
-    NonBlocking,
     ReplayBufferManager,
     ReplayBufferWorker,
     Subscription,
@@ -24,7 +21,7 @@ from gfn_rb.remote import (
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
 
-MODES = [Awaited, Deferred, NonBlocking]
+MODES = ["awaited", "deferred", "nonblocking"]
 
 
 class Pair:
@@ -54,7 +51,7 @@ def driven(**kwargs):
     transports = group(2)
     manager = FrameChannel(transports[0])
     manager.send(1, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
-    worker = ReplayBufferWorker(transports[1], 0, mode=NonBlocking(), timeout=LIMIT, **kwargs)
+    worker = ReplayBufferWorker(transports[1], 0, mode="nonblocking", timeout=LIMIT, **kwargs)
     return worker, manager
 
 
@@ -64,7 +61,7 @@ def mean(items, sender):
 
 def test_an_awaited_reply_is_that_to_the_items_just_added():
     pair, local = Pair(reward_prioritized_buffer(3), mean), fifo_buffer(9)
-    with threads(pair.serve), pair.worker(buffer=local, mode=Awaited()) as worker:
+    with threads(pair.serve), pair.worker(buffer=local, mode="awaited") as worker:
         reply = worker.extend(objects([1, 3]))
         assert (reply.managers, reply.n, reply.error) == ((0,), 2, None)
         assert reply.scores["mean"] == 2.0
@@ -79,7 +76,7 @@ def test_an_awaited_reply_is_that_to_the_items_just_added():
 
 def test_a_deferred_reply_is_that_to_the_last_items():
     pair = Pair(None, mean)
-    with threads(pair.serve), pair.worker(mode=Deferred()) as worker:
+    with threads(pair.serve), pair.worker(mode="deferred") as worker:
         assert worker.extend(objects([1])) is None
         assert worker.unanswered == 1
         assert worker.extend(objects([2])).scores["mean"] == 1.0
@@ -90,7 +87,7 @@ def test_a_deferred_reply_is_that_to_the_last_items():
 
 def test_without_waiting_no_more_than_a_bound_are_on_their_way():
     pair = Pair(fifo_buffer(20), mean)
-    with threads(pair.serve), pair.worker(mode=NonBlocking(in_flight=3)) as worker:
+    with threads(pair.serve), pair.worker(mode="nonblocking", in_flight=3) as worker:
         pair.go_on.clear()
         assert pair.pauses.wait(LIMIT)
         blocked = worker.statistics.seconds_blocked
@@ -109,7 +106,7 @@ def test_without_waiting_no_more_than_a_bound_are_on_their_way():
 
 def test_a_drain_waits_for_room_for_what_is_pending():
     pair = Pair(fifo_buffer(20), mean)
-    with threads(pair.serve), pair.worker(mode=NonBlocking(in_flight=1), frequency=2) as worker:
+    with threads(pair.serve), pair.worker(mode="nonblocking", in_flight=1, frequency=2) as worker:
         pair.go_on.clear()
         assert pair.pauses.wait(LIMIT)
         for value in range(3):
@@ -123,7 +120,7 @@ def test_a_drain_waits_for_room_for_what_is_pending():
 @pytest.mark.parametrize("mode", MODES)
 def test_items_are_sent_at_every_so_manyth_add(mode):
     pair = Pair(fifo_buffer(20))
-    with threads(pair.serve), pair.worker(mode=mode(), frequency=3) as worker:
+    with threads(pair.serve), pair.worker(mode=mode, frequency=3) as worker:
         batch = trajectories([1, 2])
         worker.extend(batch)
         batch["log_reward"].zero_()  # what is pending is a copy
@@ -198,7 +195,6 @@ def test_rows_below_the_baseline_are_not_sent():
             assert worker.extend(objects([1, 2])) is None
         assert (worker.statistics.sent, worker.statistics.filtered) == (4, 5)
         assert worker.extend(objects([1, 2])).outcomes["rejected"] == 2  # to learn it anew
-        assert worker.filter.refreshes == 1
         assert worker.extend(objects([1, 2])) is None
     assert len(local) == 2 + 3 + 8
 
@@ -239,7 +235,7 @@ def failing(items, sender):
 def test_a_remote_error_is_raised_when_all_else_is_done(mode):
     pair, local = Pair(fifo_buffer(9), failing), fifo_buffer(9)
     with threads(pair.serve):
-        worker = pair.worker(buffer=local, mode=mode())
+        worker = pair.worker(buffer=local, mode=mode)
 
         def act():
             worker.extend(objects([1]))
@@ -274,7 +270,7 @@ def test_a_remote_error_leaves_the_block_unless_another_does(caplog, error, left
     pair = Pair(None, failing)
 
     def act():
-        with pair.worker(mode=Deferred()) as worker:
+        with pair.worker(mode="deferred") as worker:
             worker.extend(objects([1]))
             if error is not None:
                 raise error
@@ -333,7 +329,7 @@ def test_a_worker_goes_on_without_a_manager_it_never_met(caplog):
 def test_a_close_ends_in_time_and_loses_nobody(mode, caplog):
     transports = group(2)
     FrameChannel(transports[0]).send(1, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
-    worker = ReplayBufferWorker(transports[1], 0, mode=mode(), frequency=2, timeout=1e3)
+    worker = ReplayBufferWorker(transports[1], 0, mode=mode, frequency=2, timeout=1e3)
     worker.extend(objects([1]))
     worker.close(0.05)  # and not after a thousand seconds
     assert (worker.statistics.sent, worker.statistics.lost) == (1, 1)
