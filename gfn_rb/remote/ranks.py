@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -72,30 +71,19 @@ class RankRoles:
         return tuple(rank for rank in range(self.size) if rank not in self.managers)
 
 
-def assign_roles(size: int, n_managers: int, hosts: Sequence[str | None]) -> RankRoles:
+def assign_roles(size: int, n_managers: int) -> RankRoles:
     """Return which ranks train and which manage.
 
-    Rank 0 trains. Managers are spread over machines in proportion to their ranks, by d'Hondt's
-    rule: each goes to the machine with the most ranks per manager, as the last rank there that
-    trains.
+    Rank 0 trains. Managers are spread evenly over the others: launchers number the ranks of one
+    machine in a row, so each machine has its share.
     """
-    if len(hosts) != size:
-        raise ArgumentError(f"hosts must name the machine of {size} ranks, got {len(hosts)} names")
     if n_managers < 0 or n_managers >= max(size, 1):
         ranks = "1 rank was" if size == 1 else f"{size} ranks were"
         raise ArgumentError(
             f"managers must be at least 0 and fewer than the ranks, got {n_managers} where {ranks} "
             f"started: at least one has to train"
         )
-    ranks_of, managers = Counter(hosts), list[int]()
-    for _ in range(n_managers):
-        managed = Counter(hosts[rank] for rank in managers)
-        training = [rank for rank in range(1, size) if rank not in managers]
-        # max returns the first of equals: the machine that comes first.
-        places = (hosts[rank] for rank in training)
-        host = max(places, key=lambda h: ranks_of[h] / (managed[h] + 1))
-        managers.append(max(rank for rank in training if hosts[rank] == host))
-    return RankRoles(size, tuple(sorted(managers)))
+    return RankRoles(size, tuple((size - 1) * (i + 1) // n_managers for i in range(n_managers)))
 
 
 def check_ranks(name: str, ranks: Sequence[int], transport: Transport) -> list[int]:

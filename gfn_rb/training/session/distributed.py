@@ -62,10 +62,9 @@ def run_distributed(
     with connect(started, config.patience) as transport:
         with suppress(ArgumentError):  # which is a fault already
             transport.secret = run_secret()
-        hosts = [transport.host(rank) for rank in range(transport.size)]
         roles = RankRoles(transport.size, ())
         try:
-            roles = assign_roles(transport.size, config.managers.n, hosts)
+            roles = assign_roles(transport.size, config.managers.n)
         except ArgumentError as error:
             fault = fault or error
         plan = {"gfn_rb": version("gfn_rb"), **config.to_dict()}
@@ -88,7 +87,7 @@ def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> r
     """Train in this thread, and manage in others, which end when their worker has gone."""
     size = 1 + config.managers.n
     first, *managing = LocalTransport.group(size, timeout=config.patience)
-    roles = RankRoles(size, tuple(range(1, size)))
+    roles = assign_roles(size, config.managers.n)
     path = prepare().path
     check_journals([RunFolder(path, rank) for rank in roles.managers])
 

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 from shutil import copytree
+from typing import get_args
 
 import pytest
 import torch
@@ -23,11 +24,11 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.ranks import assign_roles
 from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOptions
+from gfn_rb.training.options import SendName
 from gfn_rb.training.session.distributed import check_journals, run_with_threads
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.rank_hooks import (
-    BASELINE,
-    SEND,
+    PERCENTILES,
     ManagerHooks,
     longest_silence,
     make_manager,
@@ -43,7 +44,7 @@ AWAITED = ManagersOptions(1, "awaited")
 
 def roles_of(size):
     """Workers, and a manager as the last rank."""
-    return assign_roles(size, 1, [None] * size)
+    return assign_roles(size, 1)
 
 
 class RecordingHooks(ManagerHooks):
@@ -175,7 +176,7 @@ def test_how_rows_are_stored_and_sent_changes_nothing(draw, form, tmp_path_facto
     assert objects(ours.manager.buffer) == objects(plain.manager.buffer)
 
 
-@pytest.mark.parametrize("baseline", [name for name in BASELINE if name != "none"])
+@pytest.mark.parametrize("baseline", [name for name in PERCENTILES if name != "none"])
 def test_a_baseline_leaves_out_items_that_are_worse(baseline, tmp_path):
     # Few rewards of a grid are distinct, so that the lowest of a batch is seldom below their mean.
     config = replace(DNA, managers=replace(AWAITED, baseline=baseline), capacity=4, patience=10.0)
@@ -186,7 +187,7 @@ def test_a_baseline_leaves_out_items_that_are_worse(baseline, tmp_path):
         assert_same_account(sent, received)
 
 
-@pytest.mark.parametrize("send", SEND)
+@pytest.mark.parametrize("send", get_args(SendName))
 def test_every_way_of_sending_accounts_for_all(send, tmp_path):
     runs = Runs(replace(CONFIG, managers=ManagersOptions(1, send, 2)), tmp_path)
     (sent,) = runs.sent
@@ -288,7 +289,7 @@ def test_a_manager_saves_as_often_as_its_workers(size, send_every, expected, tmp
 
 def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
     managed, alone = roles_of(4), roles_of(2)
-    assert longest_silence(CONFIG, assign_roles(4, 0, [None] * 4)) == CONFIG.patience
+    assert longest_silence(CONFIG, assign_roles(4, 0)) == CONFIG.patience
     assert longest_silence(CONFIG, managed) > CONFIG.patience
     assert worker_silence(CONFIG, alone) == CONFIG.patience
     # Each but one of three workers may be waited for in vain, and all the others are silent then.

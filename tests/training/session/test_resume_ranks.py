@@ -33,7 +33,7 @@ CONFIG = grid(steps=10, checkpoint_every=4, eval_every=2, patience=20.0)
 def run(path, steps, average):
     """Train from what the folder holds, if anything, each rank in a thread."""
     config = replace(CONFIG, steps=steps, average_gradients=average)
-    roles = assign_roles(len(RANKS), 0, ["here"] * len(RANKS))
+    roles = assign_roles(len(RANKS), 0)
     path.mkdir(exist_ok=True)
     agree_on_step(folders(path))
 
