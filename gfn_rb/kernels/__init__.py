@@ -15,7 +15,11 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from numba.core.event import Event, Listener, register
+from torch import Tensor
+
+from gfn_rb.shapes import Float
 
 __all__: list[str] = []
 
@@ -30,6 +34,13 @@ def compiled(loop: Callable[..., Any]) -> Any:
         return numba.njit(cache=True, nogil=True)(loop)
     except RuntimeError:  # no folder for a cache can be written to
         return numba.njit(nogil=True)(loop)
+
+
+def as_array(values: Float[Tensor, "n"]) -> Float[np.ndarray, "n"]:
+    """Return floats on the CPU as an array, of double precision where NumPy knows no such type."""
+    known = values.dtype in (torch.float32, torch.float64)
+    array: np.ndarray = (values if known else values.to(torch.float64)).numpy()
+    return array
 
 
 class _Announcement(Listener):

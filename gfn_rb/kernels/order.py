@@ -47,6 +47,7 @@ class Order:
         self.tie: Int64[np.ndarray, "N"] = np.full(capacity, LAST_TIE)
         """The tie of each slot. Do not write to it."""
         self._is_held: Bool[np.ndarray, "N"] = np.zeros(capacity, np.bool_)
+        self._is_passed = np.zeros(capacity, np.bool_)  # False between calls
         width = min(max(1 << int(capacity**0.5 / 3).bit_length(), _FEWEST), _MOST)
         n_blocks = 2 * (capacity // width) + 4
         self._blocks = _Blocks(
@@ -134,9 +135,19 @@ class Order:
             self._count()
         return _select_tied(np.ascontiguousarray(position), self._blocks)
 
-    def first(self, m: int) -> Int64[np.ndarray, "m"]:
-        """Return the m slots of lowest keys in ascending order, m at most the length."""
-        return _first(m, self._blocks)
+    def first(self, m: int, but: Int64[np.ndarray, "b"] | None = None) -> Int64[np.ndarray, "k"]:
+        """Return the m slots of lowest keys in ascending order, or all where there are fewer.
+
+        Args:
+            m: number of slots.
+            but: held slots that are passed over, each once.
+        """
+        if but is None or not len(but):
+            return _first(min(m, self._n), self._is_passed, self._blocks)
+        self._is_passed[but] = True
+        found: np.ndarray = _first(min(m, self._n - len(but)), self._is_passed, self._blocks)
+        self._is_passed[but] = False
+        return found
 
     def _drop(self, slot: Int64[np.ndarray, "m"]) -> None:
         """Take slots out of their blocks."""
@@ -147,7 +158,8 @@ class Order:
         """Insert slots in ascending order."""
         done = 0
         while (done := _insert(ordered, done, self.key, self.tie, self._blocks)) < len(ordered):
-            _pack(_first(self._n + done, self._blocks), self.key, self._blocks)
+            every = _first(self._n + done, self._is_passed, self._blocks)
+            _pack(every, self.key, self._blocks)
         self._n, self._is_counted = self._n + done, False
 
     def _merge(self, ordered: Int64[np.ndarray, "m"]) -> None:
@@ -389,13 +401,14 @@ def _pack(ordered, key, blocks):
 
 
 @compiled
-def _first(m, blocks):
+def _first(m, is_passed, blocks):
     found, n, place = np.empty(m, np.int64), 0, 0
     while n < m:
-        block = blocks.at[place]
-        for j in range(min(blocks.size[place], m - n)):
-            found[n + j] = blocks.slot[block, j]
-        n += blocks.size[place]
+        block, j = blocks.at[place], 0
+        while j < blocks.size[place] and n < m:
+            found[n] = blocks.slot[block, j]
+            n += not is_passed[found[n]]  # or the next slot takes its place
+            j += 1
         place += 1
     return found
 

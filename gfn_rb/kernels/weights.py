@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.arguments import as_count
-from gfn_rb.kernels import compiled
+from gfn_rb.kernels import as_array, compiled
 from gfn_rb.shapes import Float, Float64, Int64
 
 # +inf has no log-weight arithmetic; the largest float takes its place.
@@ -210,13 +210,6 @@ class Weights:
         late_log_prob = self.log_weight[late_row] - self._origin - log_mass
         pairs = (row, late_row), (score, late_score), (log_prob, late_log_prob.float().numpy())
         return tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[return-value]
-
-
-def as_array(values: Float[Tensor, "n"]) -> Float[np.ndarray, "n"]:
-    """Return floats on the CPU as an array, of double precision where NumPy knows no such type."""
-    known = values.dtype in (torch.float32, torch.float64)
-    array: np.ndarray = (values if known else values.to(torch.float64)).numpy()
-    return array
 
 
 def _rounded(origin: float) -> float:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gfn_rb.arguments import as_count
-from gfn_rb.kernels import compiled
+from gfn_rb.kernels import as_array, compiled
 from gfn_rb.kernels.order import Order
-from gfn_rb.kernels.weights import as_array, first_occurrences
+from gfn_rb.kernels.weights import first_occurrences
 from gfn_rb.numerics.weighted_rows import categorical
 from gfn_rb.shapes import Bool, Float, Float64, Int64
 

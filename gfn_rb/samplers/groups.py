@@ -267,7 +267,7 @@ class GroupSampler(KeySampler):
         elif rows.shape[0]:
             rows, groups.changed = rows.unique(), []
             columns = self._synced.read(storage.get(rows))
-            groups.write(rows, groups.prepare(columns), stored)
+            groups.write(rows.numpy(), groups.prepare(columns), stored)
             number = np.unique(np.concatenate(groups.changed))
         else:
             assert isinstance(self._distribution, Weights)

@@ -30,7 +30,7 @@ from gfn_rb.numerics.near.neighbours import (
 from gfn_rb.shapes import Float64, Int64, Rows
 from gfn_rb.writers.eviction_order import Evict, Tie
 from gfn_rb.writers.features import Features, SyncedIndex, Unique
-from gfn_rb.writers.reward import Prepared, RewardPrioritizedWriter, Written
+from gfn_rb.writers.reward import Found, RewardPrioritizedWriter, Written
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -159,94 +159,53 @@ class DiversityWriter(RewardPrioritizedWriter):
 
     # Choosing.
 
-    def _offer(self, data: Rows, key: Tensor, rows: list[Tensor]) -> Written:
+    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Written:
         storage, order, limit = self._storage, self._order, self._limit
         is_full = self._stored == storage.max_size
         if self.cutoff_distance < 0 or (self.when == "full" and not is_full):
-            if limit is not None:
-                return self._offer_groups(data, key, limit, rows)
-            return self._offer_any(data, key)
+            return super()._offer(data, key, columns)
         value = order.numbers(key)
         order.sync(storage)
         may_reject = is_full and (limit is None or limit.evict == "worst")
         if may_reject and not order.beats(float(value.max()), order.order.lowest):
             return (nothing := np.zeros(0, np.int64)), nothing
-        features = rows[0] if rows else self._index.read(data)
+        features = columns[0] if columns else self._index.read(data)
         self._index.sync(storage, features, order.version)
-        row = order.sort(value) if limit is not None else self._contenders(value)
-        selected, replaced, prepared = self._chosen(features, value, row[::-1])
+        row = order.sort(value) if limit is not None else order.contenders(value, is_full)
+        kept, removed, prepared = self._far_apart(features, value, row)
         # Fewer rows come in than go out: there is room for the hopeless after all.
-        if len(row) < len(value) and len(selected) < len(replaced):
+        if len(row) < len(value) and len(kept) < len(removed):
             row = order.sort(value)
-            selected, replaced, prepared = self._chosen(features, value, row[::-1])
-        self._rejected_now["near"] = len(row) - len(selected)
-        if not is_full or limit is not None or len(replaced) or not len(selected):
-            return self._carry_out(data, value, selected, replaced, prepared, rows)
-        # Near no stored row, the selected rows compete with the worst ones as others do.
-        chosen, target = self._merge(data, value, selected[::-1].copy())
-        prepared = prepared.select(np.arange(len(selected))[::-1][len(selected) - len(chosen) :])
-        self._index.index.write(torch.from_numpy(target), prepared, storage.max_size)
-        self._index.version = order.version
-        return chosen, target
+            kept, removed, prepared = self._far_apart(features, value, row)
+        self._rejected_now["near"] = len(row) - len(kept)
+        row = row[kept]
+        known = [Found(self._index, prepared, kept)]
+        if limit is not None:
+            known.append(Found(limit.synced, self._prepared(limit.synced, data, columns), row))
+        return self._compete(data, value, row, None, removed, known)
 
-    def _chosen(
+    def _far_apart(
         self,
         features: Tensor,
         value: Float64[np.ndarray, "N"],
         row: Int64[np.ndarray, "n"],
     ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"], PreparedRows]:
-        """Choose among rows of a batch, from the best to the worst.
+        """Choose among rows of a batch in ascending order, from the best one down.
 
         Returns:
-            The rows to keep, slots that give way to them, and the kept rows as the index has them.
+            Positions of the rows to keep, slots that give way to them, and all rows as the index
+            has them.
         """
         index, beats = self._index.index, HIGHER
         if self.near == "reject":
             beats = NEVER
         elif self._order.tie == "newest":
             beats = NOT_LOWER
-        prepared = index.prepare(features.index_select(0, torch.from_numpy(row.copy())))
-        rivals = Rivals(value[row], self._order.order.key, beats)
-        kept, replaced = index.choose(prepared, rivals)
-        return row[kept], replaced, prepared.select(kept)
-
-    # Writing.
-
-    def _carry_out(
-        self,
-        data: Rows,
-        value: Float64[np.ndarray, "n"],
-        chosen: Int64[np.ndarray, "k"],
-        removed: Int64[np.ndarray, "m"],
-        prepared: PreparedRows,
-        rows: list[Tensor],
-    ) -> Written:
-        """Cut what was chosen, from the best to the worst, to the capacity, and write it."""
-        stored, order = self._stored, self._order
-        known: list[Prepared] = []
-        free = self._storage.max_size - stored + len(removed)
-        place = np.arange(len(chosen))
-        if self._limit is not None:
-            known.append(self._prepared(self._limit.synced, data, rows[-1] if rows else None))
-            up = chosen[::-1]
-            kept, removed = self._limit.choose(
-                order, self._storage, known[0][1], value[up], up, removed
-            )
-            place = len(chosen) - 1 - kept
-            self._rejected_now["group_full"] = self._limit.n_full
-        else:
-            if len(chosen) > free:
-                contest = value[chosen[free:]][: stored - len(removed)]
-                out = order.driven_out(contest, given_up=removed if len(removed) else None)
-                place = place[: free + len(out)]
-                removed = np.concatenate([removed, out])
-            if len(place) > len(removed):
-                place = place[chosen[place].argsort()]  # rows line up at the end as they came
-        chosen, prepared = chosen[place], prepared.select(place)
-        known = [(synced, each.select(chosen)) for synced, each in known]
-        known.append((self._index, prepared))
-        removed_slots = torch.from_numpy(removed)
-        return chosen, self._replace(data, chosen, value[chosen], removed_slots, known)
+        down = row[::-1].copy()
+        prepared = index.prepare(features.index_select(0, torch.from_numpy(down)))
+        kept, removed = index.choose(prepared, Rivals(value[down], self._order.order.key, beats))
+        up = np.arange(len(row))[::-1]
+        return up[kept[::-1]], removed, prepared.select(up)
 
     # State.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn, Version
+from gfn_rb.kernels import as_array
 from gfn_rb.kernels.order import Order
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.storages import is_laid_out
@@ -28,41 +29,43 @@ _AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row
 class Moves(NamedTuple):
     """Slots that are written, and rows that move into slots that others gave up."""
 
-    target: Tensor  # slots for the new rows
-    source: Tensor  # slots of rows that move, all of them from ``length`` on
-    hole: Tensor  # where these move to
+    target: Int64[np.ndarray, "n"]  # slots for the new rows
+    source: Int64[np.ndarray, "m"]  # slots of rows that move, all of them from ``length`` on
+    hole: Int64[np.ndarray, "m"]  # where these move to
+    before: int  # length of the storage
     length: int  # of the storage afterwards
 
-    def slots(self, before: int) -> Int64[Tensor, "m"]:
-        """Return all slots that hold something else afterwards, or nothing."""
-        return torch.cat([self.target, self.hole, self.tail(before)])
+    @property
+    def slots(self) -> Int64[np.ndarray, "c"]:
+        """All slots that hold something else afterwards, or nothing; the targets come first."""
+        return np.concatenate([self.target, self.hole, self.tail])
 
-    def tail(self, before: int) -> Int64[Tensor, "t"]:
-        """Return the slots that are given up; see :meth:`slots`."""
-        return torch.arange(min(self.length, before), before, device=self.target.device)
+    @property
+    def tail(self) -> Int64[np.ndarray, "t"]:
+        """The slots that are given up."""
+        return np.arange(min(self.length, self.before), self.before)
 
-    def close_holes(self, storage: Storage, before: int) -> None:
+    def close_holes(self, storage: Storage) -> None:
         """Move rows in a storage, and cut it to its length."""
-        if self.source.shape[0]:
-            relocate(storage, self.source, self.hole)
-        if self.length < before:
+        if len(self.source):
+            relocate(storage, *map(torch.from_numpy, (self.source, self.hole)))
+        if self.length < self.before:
             set_length(storage, self.length)
             bump_mutation_revision(storage)  # or samplers would take it for a write to some rows
 
 
-def moves_of(n: int, removed: Int64[Tensor, "k"], stored: int) -> Moves:
+def moves_of(n: int, removed: Int64[np.ndarray, "k"], stored: int) -> Moves:
     """Put n rows over removed ones and then at the end, or close holes with rows from the end."""
-    length = stored + n - removed.shape[0]
+    length, none = stored + n - len(removed), removed[:0]
     if length == stored:
-        none = removed[:0]
-        return Moves(removed, none, none, length)
+        return Moves(removed, none, none, stored, length)
     if length > stored:
-        fresh = torch.arange(stored, length, device=removed.device)
-        return Moves(torch.cat([removed, fresh]), fresh[:0], fresh[:0], length)
-    removed = removed.sort().values
-    tail = torch.arange(length, stored, device=removed.device)
-    source = tail[~torch.isin(tail, removed)]
-    return Moves(removed[:n], source, removed[n : n + source.shape[0]], length)
+        target = np.concatenate([removed, np.arange(stored, length)])
+        return Moves(target, none, none, stored, length)
+    # Ascending, as the rows of the tail are: which row moves where depends on the slots alone.
+    removed, tail = np.sort(removed), np.arange(length, stored)
+    source = tail[~np.isin(tail, removed)]
+    return Moves(removed[:n], source, removed[n : n + len(source)], stored, length)
 
 
 class EvictionOrder:
@@ -136,27 +139,23 @@ class EvictionOrder:
             rank[unknown] = age if self.tie == "newest" else -age
         return rank
 
-    def update(
+    def follow(
         self,
         storage: Storage,
-        slot: Int64[np.ndarray, "m"],
-        key: Float64[np.ndarray, "m"],
-        rank: Int64[np.ndarray, "m"],
+        move: Moves,
+        key: Float64[np.ndarray, "n"],
+        rank: Int64[np.ndarray, "n"],
     ) -> None:
-        """Follow rows just written to a storage that the order matched before, and their ranks."""
-        self.order.put(slot, key, rank)
-        self.now_matches(storage)
-
-    def move(self, storage: Storage, move: Moves, before: int) -> None:
-        """Follow rows that were moved, of a storage which the order matched before."""
-        rank, order = self.ranks(storage).numpy(), self.order
-        source, hole, tail = (each.numpy() for each in (move.source, move.hole, move.tail(before)))
-        if len(source):
-            key, of_source = order.key[source], rank[source]
-            rank[hole] = of_source
-            order.put(hole, key, order.tie[source])
-        rank[tail] = _UNKNOWN_RANK
-        order.remove(tail)
+        """Follow rows just written and moved, of a storage that the order matched before."""
+        order = self.order
+        if len(move.target):
+            order.put(move.target, key, rank)
+        if move.length < move.before:
+            ranks = self.ranks(storage).numpy()
+            ranks[move.hole] = ranks[move.source]
+            ranks[move.tail] = _UNKNOWN_RANK
+            order.put(move.hole, order.key[move.source], order.tie[move.source])
+            order.remove(move.tail)
         self.now_matches(storage)
 
     def now_matches(self, storage: Storage) -> None:
@@ -180,7 +179,7 @@ class EvictionOrder:
 
     def numbers(self, key: Float[Tensor, "n"]) -> Float64[np.ndarray, "n"]:
         """Return the keys of a batch, or raise if one is NaN or an infinite reward."""
-        value: np.ndarray = key.to(torch.float64).numpy()
+        value: np.ndarray = as_array(key).astype(np.float64, copy=False)
         if not (value.max() if self.largest else -value.min()) < math.inf:
             self.check(key)
         return value
@@ -191,30 +190,30 @@ class EvictionOrder:
             return value.argsort(kind="stable")
         return len(value) - 1 - value[::-1].argsort(kind="stable")
 
-    def driven_out(
-        self,
-        contest: Float64[np.ndarray, "m"],
-        rank: Int64[np.ndarray, "m"] | None = None,
-        given_up: Int64[np.ndarray, "g"] | None = None,
-    ) -> Int64[np.ndarray, "k"]:
-        """Return the slots of the worst rows that lose against keys, these from the best down.
+    def contenders(self, value: Float64[np.ndarray, "n"], is_full: bool) -> Any:
+        """Return the rows of a batch that there may be room for, in ascending order: int64 [k]."""
+        if not is_full:
+            return self.sort(value)
+        row = self.beats(value, self.order.lowest).nonzero()[0]
+        return row[self.sort(value[row])]
 
-        Keys are newer than all stored rows, unless given ranks. Given-up slots are passed over.
+    def compete(
+        self, key: Float64[np.ndarray, "n"], most: int, given_up: Int64[np.ndarray, "g"]
+    ) -> tuple[int, Int64[np.ndarray, "k"]]:
+        """Have new rows compete for the slots of the worst stored rows.
+
+        Args:
+            key: keys of the rows, in ascending order.
+            most: number of slots that are free, those given up included.
+            given_up: slots of stored rows that leave in any case.
+
+        Returns:
+            How many of the rows, the first ones, win no slot, and the slots that others win.
         """
-        m = len(contest)
-        if not m:
-            return np.zeros(0, np.int64)
-        order = self.order
-        n = m if given_up is None else m + len(given_up)
-        slot = order.first(min(n, len(order)))
-        if given_up is not None:
-            slot = slot[~np.isin(slot, given_up)][:m]
-        contest, value = contest[: len(slot)], order.key[slot]
-        wins = self.beats(contest, value)
-        if rank is not None:
-            is_later = rank[: len(slot)] > order.tie[slot]
-            wins = (contest > value) | ((contest == value) & is_later)
-        return slot[: np.count_nonzero(wins)]
+        contest = key[: len(key) - most][::-1]
+        slot = self.order.first(len(contest), given_up)
+        out = slot[: np.count_nonzero(self.beats(contest[: len(slot)], self.order.key[slot]))]
+        return len(contest) - len(out), out
 
     # State.
 

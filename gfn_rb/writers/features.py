@@ -242,19 +242,16 @@ class SyncedIndex(Generic[Index]):
             return torch.cat([self.read(rows) for rows in storage.blocks()])
         return self.read(stored_rows(storage))
 
-    def replace(self, move: Moves, prepared: Any, before: int, version: Version | None) -> None:
-        """Follow rows that were written and moved in a storage that held so many before."""
-        self.index.write(move.target, prepared, max(move.length, before))
-        self.move(move)
-        self.version = version
-
-    def move(self, move: Moves) -> None:
-        """Move rows as they were moved in the storage, which the index matched before."""
+    def follow(self, move: Moves, prepared: Any, version: Version | None) -> None:
+        """Follow rows that were written, if any, and moved in a storage that it matched before."""
         index = self.index
-        if move.source.shape[0]:
+        if prepared is not None:
+            index.write(move.target, prepared, max(move.length, move.before))
+        if len(move.source):
             index.move(move.source, move.hole)
         if move.length < index.length:
             index.shorten(move.length)
+        self.version = version
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the index, which each process makes from the storage."""

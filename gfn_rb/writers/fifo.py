@@ -34,17 +34,16 @@ from gfn_rb.storages import (
 )
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
-from gfn_rb.writers.objects import OnDuplicate
-from gfn_rb.writers.reward import RewardPrioritizedWriter
+from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
     DRAWN,
     RowLayout,
     carry_out,
     check_slots,
+    copies_from,
     detached,
+    finish_write,
     one_batch,
-    run_to,
-    tensors_of,
 )
 
 
@@ -187,17 +186,18 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
         data.set(INDEX, on_device)
-        raised = compat.raised_generations(storage, slot)
-        write = None if is_encoded else run_to(storage, start, tensors_of(data))
+        copies = [*([] if is_encoded else copies_from(storage, start, data))]
+        copies += compat.raised_generations(storage, slot)
+        cursor = (start + len(slot)) % size
 
         def commit() -> None:
-            if write is not None:
-                write()
-            carry_out(raised)
-            self._cursor = (start + len(slot)) % size
+            carry_out(copies)
+            if not is_encoded:
+                finish_write(storage, min(start + len(slot), size), (cursor - 1) % size)
+            self._cursor = cursor
             self._write_count = written + len(slot)
 
-        if write is None:
+        if is_encoded:
             record_slots(storage, slot)
             storage.write(slot, data, set_cursor=True)
             commit()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import as_count
 from gfn_rb.kernels.groups import LOST
 from gfn_rb.kernels.order import LAST_TIE, Order
 from gfn_rb.numerics.near.groups import Groups
-from gfn_rb.numerics.near.index import PreparedRows
 from gfn_rb.shapes import Bool, Float64, Int64
-from gfn_rb.torchrl_compat import length_of
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder
 from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
 
@@ -29,83 +26,59 @@ class GroupLimit:
     def choose(
         self,
         order: EvictionOrder,
-        storage: Storage,
-        prepared: PreparedRows,
+        group: Int64[np.ndarray, "n"],
         key: Float64[np.ndarray, "n"],
-        row: Int64[np.ndarray, "n"],
-        removed: Int64[np.ndarray, "r"],
-        stored_at: Int64[np.ndarray, "n"] | None = None,
-    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"]]:
-        """Choose which rows of a batch come in, and which slots they leave no room for.
+        slot: Int64[np.ndarray, "n"],
+        spare: Int64[np.ndarray, "s"],
+    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"], Int64[np.ndarray, "t"]]:
+        """Choose rows so that each group keeps its best ones.
 
-        First each group keeps its best rows, then the storage those that it has room for. Rows take
-        slots of their own group where they can: the index of groups then stays as it is.
+        Rows take slots of their own group where they can: the index of groups then stays as it is.
 
         Args:
             order: order of the stored rows.
-            storage: the storage.
-            prepared: the batch, as the index of groups finds its rows.
-            key: key of each row that is offered, in ascending order; of equal ones the one to
-                keep comes last.
-            row: position of each in the batch.
-            removed: slots whose rows leave in any case.
-            stored_at: of these the one that each row takes over, -1 for none.
+            group: number of the group of each row that is offered.
+            key: their keys, in ascending order; of equal ones the one to keep comes last.
+            slot: slots that rows take over in any case, -1 for none.
+            spare: slots of other rows that leave in any case.
 
         Returns:
-            Which of the offered rows come in, and all slots that are removed. The first rows take
-            these slots, in this order; rows beyond them come in the order of the batch.
+            Which of the offered rows come in, and the same as ``slot`` and ``spare`` for these.
         """
-        groups = self.synced.index
-        group = prepared.columns[0][row]
         down = slice(None, None, -1)  # from the best row on
-        place = groups.places(
-            group[down].copy(), key[down].copy(), order.order, removed, self.per_group,
-            order.tie == "newest",
+        taken = self.synced.index.places(
+            group[down].copy(), key[down].copy(), order.order,
+            np.concatenate([slot[slot >= 0], spare]), self.per_group, order.tie == "newest",
         )[down]  # fmt: skip
-        chosen = (place > LOST).nonzero()[0]
-        slot, self.n_full = place[chosen], len(row) - len(chosen)
-        removed = np.concatenate([removed, slot[slot >= 0]])
-        if stored_at is not None:
-            slot = np.where(stored_at[chosen] >= 0, stored_at[chosen], slot)
-        free = storage.max_size - length_of(storage) + len(removed)
-        if len(chosen) > free:
-            if self.evict == "worst":
-                stays = np.arange(max(len(chosen) - storage.max_size, 0), len(chosen))
-                contest = key[chosen[stays[: len(stays) - free]]][::-1]
-                out = order.driven_out(contest, given_up=removed if len(removed) else None)
-                stays = stays[len(contest) - len(out) :]
-            else:
-                rows = group[chosen], key[chosen], order.rank(row[chosen])
-                stays, out = self._of_oldest_groups(order, groups, *rows, removed, free)
-            removed = np.concatenate([removed, out])
-            chosen, slot = chosen[stays], slot[stays]
-        is_paired = slot >= 0
-        if np.count_nonzero(is_paired) == len(chosen) == len(removed):
-            return chosen, slot
-        # Sorted: the numbers of groups depend on how the index came about.
-        rest, slot = chosen[~is_paired], slot[is_paired]
-        rest = rest[row[rest].argsort()]
-        chosen = np.concatenate([chosen[is_paired], rest])
-        return chosen, np.concatenate([slot, np.setdiff1d(removed, slot)])
+        is_chosen = taken > LOST
+        lost, chosen = slot[~is_chosen], is_chosen.nonzero()[0]
+        slot, taken = slot[chosen], taken[chosen]
+        self.n_full = len(key) - len(chosen)
+        has_own = slot >= 0
+        more = lost[lost >= 0], taken[has_own & (taken >= 0)]
+        return chosen, np.where(has_own, slot, taken), np.concatenate([spare, *more])
 
-    def _of_oldest_groups(
+    def remove_oldest(
         self,
         order: EvictionOrder,
-        groups: Groups,
         group: Int64[np.ndarray, "n"],
         key: Float64[np.ndarray, "n"],
         rank: Int64[np.ndarray, "n"],
-        removed: Int64[np.ndarray, "r"],
-        free: int,
+        given_up: Int64[np.ndarray, "r"],
+        n: int,
     ) -> tuple[Bool[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
-        """Return which rows stay and which slots leave: first of groups whose newest is oldest."""
+        """Choose n rows to leave, offered or stored, first of groups whose newest is the oldest.
+
+        Returns:
+            Which of the offered rows are lost, and which slots leave beside those given up.
+        """
+        groups = self.synced.index
         ages = self._ages.sync(order, groups)
-        touched = np.union1d(group, groups.group[removed])
-        n = len(group) - free
+        touched = np.union1d(group, groups.group[given_up])
         # Each group that is not touched has a row to give up.
-        number = np.union1d(ages.first(min(n + len(touched), len(ages))), touched)
+        number = np.union1d(ages.first(n + len(touched)), touched)
         slot, size = groups.members(number)
-        is_left = ~np.isin(slot, removed)
+        is_left = ~np.isin(slot, given_up)
         place, slot = np.arange(len(number)).repeat(size)[is_left], slot[is_left]
         of = np.concatenate([place, number.searchsorted(group)])
         key = np.concatenate([order.order.key[slot], key])
@@ -113,9 +86,9 @@ class GroupLimit:
         newest = np.full(len(number), np.iinfo(np.int64).min)
         np.maximum.at(newest, of, rank if order.tie == "newest" else -rank)
         out = np.lexsort((rank, key, newest[of]))[:n]
-        stays = np.ones(len(group), np.bool_)
-        stays[out[out >= len(slot)] - len(slot)] = False
-        return stays, slot[out[out < len(slot)]]
+        is_lost = np.zeros(len(group), np.bool_)
+        is_lost[out[out >= len(slot)] - len(slot)] = True
+        return is_lost, slot[out[out < len(slot)]]
 
 
 class _GroupAges:

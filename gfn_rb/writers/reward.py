@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import name_of, require_choice, require_flag, require_key, require_kind
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.kernels.objects import Hashed
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.near.index import EqualRows
@@ -35,31 +36,41 @@ from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
 from gfn_rb.storages import EncodedStorage, require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
 from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique, require_finite
-from gfn_rb.writers.objects import OnDuplicate, choose_objects
 from gfn_rb.writers.rows import (
+    Copy,
     RowLayout,
     carry_out,
     check_number,
     check_slots,
     check_stored,
+    copies_from,
     copies_to,
     finish_write,
     one_batch,
-    run_to,
     scalar_key,
-    tensors_of,
     write_rows,
 )
 
 if TYPE_CHECKING:
     from gfn_rb.writers.group_limit import GroupLimit
 
+OnDuplicate = Literal["refresh", "keep"]
+
 # Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
 _REASONS = ("duplicate", "near", "group_full", "worst")
 _GENERATION = "generation"  # of the state: how often each slot was written to
 
-Prepared = tuple[SyncedIndex[Any], Any]  # an index, and rows for it
+_NONE = np.zeros(0, np.int64)  # slots
+
 Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
+
+
+class Found(NamedTuple):
+    """Offered rows as an index finds them."""
+
+    synced: SyncedIndex[Any]
+    prepared: Any
+    at: Int64[np.ndarray, "m"]  # the place of each row there
 
 
 class RewardPrioritizedWriter(StateInFolder, Writer):
@@ -355,7 +366,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             column.write(storage, index, key)
             self._announce(index)
             values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
-            self._order.update(storage, index.numpy(), values.numpy(), rank)
+            move = moves_of(len(index), index.numpy(), len(storage))
+            self._order.follow(storage, move, values.numpy(), rank)
         for compared in known:
             reads_key = compared.features.reads(unravel_key(self.key))
             compared.version = None if reads_key else self._order.version
@@ -381,236 +393,207 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             return
         self._order.sync(storage)
         known = [each for each in self._indexes if each.version == self._order.version]
-        move = moves_of(0, index, before)
+        move = moves_of(0, index.numpy(), before)
+        overwritten = torch.from_numpy(move.slots)
         compat.drop_prefetched(storage)
         with recording(storage), one_write(storage, self):
-            record_slots(storage, move.slots(before))
-            move.close_holes(storage, before)
-            compat.raise_slot_generations(storage, move.slots(before))
-            self._announce(move.hole)
-            self._order.move(storage, move, before)
+            record_slots(storage, overwritten)
+            move.close_holes(storage)
+            compat.raise_slot_generations(storage, overwritten)
+            self._announce(torch.from_numpy(move.hole))
+            self._order.follow(storage, move, np.zeros(0), move.target)
         for compared in known:
-            compared.move(move)
-            compared.version = self._order.version
+            compared.follow(move, None, self._order.version)
 
-    # Choosing and writing.
+    # Choosing.
 
     def _keys_of(self, data: Rows) -> Tensor:
         return scalar_key(data, self.key)
 
-    def _offer(self, data: Rows, key: Tensor, rows: list[Tensor]) -> Written:
+    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Written:
         """Write what is to be kept of a batch; all decisions are made on the host.
 
-        ``rows`` is what each index compares, if the batch was on a device.
+        ``columns`` is what each index compares, if the batch was on a device.
         """
-        if self._limit is not None:
-            return self._offer_groups(data, key, self._limit, rows)
-        if self._index is not None:
-            return self._offer_objects(data, key, self._index, rows)
-        return self._offer_any(data, key)
-
-    def _offer_any(self, data: Rows, key: Tensor) -> Written:
-        if key.shape[0] <= self._storage.max_size - self._stored:
-            self._order.check(key)
+        storage, order, limit = self._storage, self._order, self._limit
+        n_free = storage.max_size - self._stored
+        if self.unique is None and limit is None and key.shape[0] <= n_free:
+            order.check(key)
             return self._append(data)
-        value = self._order.numbers(key)
-        self._order.sync(self._storage)
-        return self._merge(data, value, self._contenders(value))
+        value = order.numbers(key)
+        order.sync(storage)
+        known: list[tuple[SyncedIndex[Any], Any]] = []
+        is_offered = slot = None
+        if self.unique is not None:
+            assert self._index is not None
+            prepared = self._prepared(self._index, data, columns)
+            known.append((self._index, prepared))
+            is_offered, slot = self._objects(self._index.index, prepared)
+        # Rows of stored objects give up their slots, which leaves room for worse rows, too.
+        if slot is None and limit is None:
+            row = order.contenders(value, not n_free)
+        else:
+            row = order.sort(value)
+        if is_offered is not None:
+            row = row[is_offered[row]]
+        slot = None if slot is None else slot[row]
+        if limit is not None:
+            known.append((limit.synced, self._prepared(limit.synced, data, columns)))
+        found = [Found(synced, prepared, row) for synced, prepared in known]
+        return self._compete(data, value, row, slot, _NONE, found)
 
-    def _contenders(self, value: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "k"]:
-        """Return the rows of a batch that a full storage may have room for, in ascending order."""
-        order = self._order
-        if self._stored < self._storage.max_size:
-            return order.sort(value)
-        row: np.ndarray = order.beats(value, order.order.lowest).nonzero()[0]
-        return row[order.sort(value[row])]
+    def _prepared(self, synced: SyncedIndex[Any], data: Rows, columns: list[Tensor]) -> Any:
+        """Bring an index up to date, and return what it finds the rows of a batch by."""
+        rows = columns[self._indexes.index(synced)] if columns else synced.read(data)
+        return synced.sync(self._storage, rows, self._order.version).prepare(rows)
+
+    def _objects(
+        self, index: EqualRows, prepared: Hashed
+    ) -> tuple[Bool[np.ndarray, "n"] | None, Int64[np.ndarray, "n"] | None]:
+        """Return which rows are offered, one of each object, and the slot each takes over.
+
+        None stands for all rows, and for no slots.
+        """
+        n, slot = len(prepared.code), index.first_slot(prepared)
+        is_offered = index.last_twins(prepared) == np.arange(n)
+        is_new = slot < 0
+        if self.on_duplicate == "keep":
+            is_offered &= is_new
+        n_offered = np.count_nonzero(is_offered)
+        self._rejected_now["duplicate"] = n - n_offered
+        takes_over = self.on_duplicate == "refresh" and not is_new.all()
+        return None if n_offered == n else is_offered, slot if takes_over else None
+
+    def _compete(
+        self,
+        data: Rows,
+        value: Float64[np.ndarray, "n"],
+        row: Int64[np.ndarray, "m"],
+        slot: Int64[np.ndarray, "m"] | None,
+        spare: Int64[np.ndarray, "s"],
+        known: list[Found],
+    ) -> Written:
+        """Write rows of a batch as far as they win a slot.
+
+        Args:
+            data: the batch.
+            value: its keys.
+            row: rows that are offered, in ascending order of their keys; of equal ones the one to
+                keep comes last.
+            slot: slots that the rows take over, -1 for none; None where no row does.
+            spare: slots of other rows that leave in any case.
+            known: the indexes, and where the rows are in what each finds them by.
+        """
+        order, limit, place = self._order, self._limit, np.arange(len(row))
+        if limit is not None:
+            group = known[-1].prepared.columns[0][known[-1].at]
+            slot = np.full(len(row), -1) if slot is None else slot
+            place, slot, spare = limit.choose(order, group, value[row], slot, spare)
+            self._rejected_now["group_full"] = limit.n_full
+        given_up = spare if slot is None else np.concatenate([slot[slot >= 0], spare])
+        n_free = self._storage.max_size - self._stored + len(given_up)
+        if len(place) > n_free:
+            some = row[place]
+            lost: Any
+            if limit is None or limit.evict == "worst":
+                n_lost, out = order.compete(value[some], n_free, given_up)
+                lost, stays = slice(n_lost), slice(n_lost, None)
+            else:
+                lost, out = limit.remove_oldest(
+                    order, group[place], value[some], order.rank(some), given_up, len(some) - n_free
+                )
+                stays = ~lost
+            place, spare = place[stays], np.concatenate([spare, out]) if len(spare) else out
+            if slot is not None:
+                spare = np.concatenate([spare, slot[lost][slot[lost] >= 0]])
+                slot = slot[stays]
+        if slot is not None:  # those that take over a slot come first
+            takes_over = slot >= 0
+            spare = np.concatenate([slot[takes_over], spare])
+            others = place[~takes_over]
+            place = np.concatenate([place[takes_over], others[row[others].argsort()]])
+        elif len(place) > len(spare):  # rows are put at the end in the order of the batch
+            place = place[row[place].argsort()]
+        row = row[place]
+        chosen = [(synced, prepared.select(at[place])) for synced, prepared, at in known]
+        return row, self._write(data, row, value[row], spare, chosen)
+
+    # Writing.
 
     def _append(self, data: Rows) -> Written:
         """Write the whole batch into free slots. Nothing is compared before the storage is full."""
-        storage, n, stored = self._storage, data.shape[0], self._stored
-        row, order = np.arange(n), self._order
-        target, rank, ranks = row + stored, order.rank(row), order.ranks(storage).numpy()
+        storage, stored, order = self._storage, self._stored, self._order
+        row = np.arange(data.shape[0])
+        target, rank = row + stored, order.rank(row)
         slot = torch.from_numpy(target)
         if isinstance(storage, EncodedStorage):
             record_slots(storage, slot)
             storage.write(slot, data, set_cursor=True)
-            self._follow(slot, rank)
-            return row, target
-        counters, write = order.counters(), run_to(storage, stored, tensors_of(data))
-        raised = compat.raised_generations(storage, slot)
-
-        def commit() -> None:
-            write()
-            carry_out(raised)
-            ranks[target] = rank
-            order.count(*(counted + n for counted in counters))
-
-        write_whole(storage, slot, commit)
+            order.ranks(storage).numpy()[target] = rank
+            compat.raise_slot_generations(storage, slot)
+        else:
+            copies = copies_from(storage, stored, data)
+            self._commit(copies, slot, rank, len(row), stored + len(row), int(target[-1]))
         self._announce(slot)
-        return row, target
-
-    def _merge(
-        self, data: Rows, value: Float64[np.ndarray, "n"], row: Int64[np.ndarray, "k"]
-    ) -> Written:
-        """Write the rows, in ascending order of their keys, that win a slot.
-
-        A slot is a free one, or that of one of the worst items.
-        """
-        storage, order = self._storage, self._order
-        stored, size = self._stored, storage.max_size
-        row = row[-size:]
-        contest = value[row[: max(len(row) - (size - stored), 0)][::-1]]
-        target = order.driven_out(contest)
-        row = row[len(contest) - len(target) :]
-        if not len(row):
-            return row, target
-        length = stored + len(row) - len(target)
-        target = np.concatenate([target, np.arange(stored, length)])
-        self._write(data, row, target, length, value[row])
-        return row, target
-
-    def _offer_objects(
-        self, data: Rows, key: Tensor, synced: SyncedIndex[Any], rows: list[Tensor]
-    ) -> Written:
-        """Write what is to be kept, one row per object."""
-        storage, order = self._storage, self._order
-        value = order.numbers(key)
-        order.sync(storage)
-        columns = rows[0] if rows else synced.read(data)
-        index = synced.sync(storage, columns, order.version)
-        prepared = index.prepare(columns)
-        stored_at = index.first_slot(prepared)
-        is_last = index.last_twins(prepared) == np.arange(len(value))
-        is_welcome = is_last if self.on_duplicate == "refresh" else is_last & (stored_at < 0)
-        self._rejected_now["duplicate"] = len(value) - np.count_nonzero(is_welcome)
-        if np.count_nonzero(is_last & (stored_at < 0)) == len(value):
-            row, target = self._merge(data, value, self._contenders(value))
-        else:
-            row, target = self._merge_objects(data, value, stored_at, is_last)
-        chosen = prepared.select(row)
-        index.write(torch.from_numpy(target), chosen, compat.length_of(storage))
-        synced.version = order.version
-        return row, target
-
-    def _prepared(self, synced: SyncedIndex[Any], data: Rows, rows: Tensor | None) -> Prepared:
-        """Bring an index up to date, and return it with what it finds the rows of a batch by."""
-        rows = synced.read(data) if rows is None else rows
-        return synced, synced.sync(self._storage, rows, self._order.version).prepare(rows)
-
-    def _offer_groups(
-        self, data: Rows, key: Tensor, limit: GroupLimit, rows: list[Tensor]
-    ) -> Written:
-        """Write what is to be kept, of each group its best rows."""
-        storage, order = self._storage, self._order
-        value = order.numbers(key)
-        row = order.sort(value)
-        order.sync(storage)
-        known = [self._prepared(limit.synced, data, rows[-1] if rows else None)]
-        stored_at, removed = None, row[:0]
-        if self.unique is not None:  # a row of a known object takes the place of the stored one
-            assert self._index is not None
-            known.append(self._prepared(self._index, data, rows[0] if rows else None))
-            index, prepared = self._index.index, known[1][1]
-            row = row[(index.last_twins(prepared) == np.arange(len(row)))[row]]
-            stored_at = index.first_slot(prepared)[row]
-            if (stored_at < 0).all():
-                stored_at = None
-            else:
-                if self.on_duplicate == "keep":
-                    row, stored_at = row[stored_at < 0], None
-                else:
-                    removed = stored_at[stored_at >= 0]
-        key_of = value[row]
-        kept, removed = limit.choose(order, storage, known[0][1], key_of, row, removed, stored_at)
-        self._rejected_now |= {"duplicate": len(value) - len(row), "group_full": limit.n_full}
-        row = row[kept]
-        known = [(synced, prepared.select(row)) for synced, prepared in known]
-        return row, self._replace(data, row, key_of[kept], torch.from_numpy(removed), known)
-
-    def _replace(
-        self,
-        data: Rows,
-        row: Int64[np.ndarray, "k"],
-        key: Float64[np.ndarray, "k"],
-        removed: Int64[Tensor, "r"],
-        known: list[Prepared],
-    ) -> Int64[np.ndarray, "k"]:
-        """Write rows of a batch over removed ones or behind all, and return their slots.
-
-        Where fewer rows come in than go out, rows from the end take the slots that are left.
-        """
-        storage, order, stored = self._storage, self._order, self._stored
-        if not len(row) and not len(removed):
-            return row
-        move = moves_of(len(row), removed, stored)
-        target: np.ndarray = move.target.numpy()
-        if len(row) >= len(removed):  # no row moves
-            self._write(data, row, target, move.length, key)
-        else:
-            record_slots(storage, move.slots(stored))
-            if len(row):
-                chosen = torch.from_numpy(row)
-                write_rows(storage, move.target, data, chosen, max(move.length, stored))
-            move.close_holes(storage, stored)
-            compat.raise_slot_generations(storage, move.slots(stored))
-            self._announce(torch.cat([move.target, move.hole]))
-            order.ranks(storage).numpy()[target] = rank = order.rank(row)
-            order.update(storage, target, key, rank)
-            order.move(storage, move, stored)
-        for synced, prepared in known:
-            synced.replace(move, prepared, stored, order.version)
-        return target
-
-    def _merge_objects(
-        self,
-        data: Rows,
-        key: Float64[np.ndarray, "n"],
-        stored_at: Int64[np.ndarray, "n"],
-        is_last: Bool[np.ndarray, "n"],
-    ) -> Written:
-        """Write rows over those of the same objects; let the other ones win slots as usual."""
-        storage, order = self._storage, self._order
-        slot, length = choose_objects(order, storage, key, stored_at, is_last, self.on_duplicate)
-        row = (slot >= 0).nonzero()[0]
-        target = slot[row]
-        if len(row):
-            self._write(data, row, target, length, key[row])
         return row, target
 
     def _write(
         self,
         data: Rows,
         row: Int64[np.ndarray, "k"],
-        target: Int64[np.ndarray, "k"],
-        length: int,
         key: Float64[np.ndarray, "k"],
-    ) -> None:
-        """Write rows of a batch into slots of a storage that the order follows."""
-        storage, order, slot = self._storage, self._order, torch.from_numpy(target)
-        rank, ranks, counters = order.rank(row), order.ranks(storage), order.counters()
-        if isinstance(storage, EncodedStorage):
-            record_slots(storage, slot)
-            write_rows(storage, slot, data, torch.from_numpy(row), length)
-            self._follow(slot, rank)
+        removed: Int64[np.ndarray, "r"],
+        known: list[tuple[SyncedIndex[Any], Any]],
+    ) -> Int64[np.ndarray, "k"]:
+        """Write rows of a batch over removed ones and then behind all, and return their slots.
+
+        Where fewer rows come in than go out, rows from the end take the slots that are left.
+        """
+        if not len(row) and not len(removed):
+            return row
+        storage, order = self._storage, self._order
+        move, rank = moves_of(len(row), removed, self._stored), order.rank(row)
+        slot, chosen = torch.from_numpy(move.target), torch.from_numpy(row)
+        changed = slot
+        if move.length < move.before or isinstance(storage, EncodedStorage):
+            overwritten = torch.from_numpy(move.slots)
+            record_slots(storage, overwritten)
+            if len(row):
+                write_rows(storage, slot, data, chosen, max(move.length, move.before))
+                order.ranks(storage)[slot] = torch.from_numpy(rank)
+            move.close_holes(storage)
+            compat.raise_slot_generations(storage, overwritten)
+            changed = overwritten[: len(row) + len(move.hole)]
         else:
-            copies = copies_to(storage, slot, data, torch.from_numpy(row))
-            copies += compat.raised_generations(storage, slot)
+            copies = copies_to(storage, slot, data, chosen)
+            self._commit(copies, slot, rank, data.shape[0], move.length)
+        self._announce(changed)
+        order.follow(storage, move, key, rank)
+        for synced, prepared in known:
+            synced.follow(move, prepared, order.version)
+        return move.target
 
-            def commit() -> None:
-                carry_out(copies)
-                ranks.numpy()[target] = rank
-                order.count(counters[0] + data.shape[0], counters[1] + len(row))
-                finish_write(storage, length)
+    def _commit(
+        self,
+        copies: list[Copy],
+        slot: Int64[Tensor, "k"],
+        rank: Int64[np.ndarray, "k"],
+        n_offered: int,
+        length: int,
+        cursor: int | None = None,
+    ) -> None:
+        """Carry out copies with the ranks and counters, so that an exception leaves all or none."""
+        storage, order = self._storage, self._order
+        ranks, (offered, written) = order.ranks(storage).numpy(), order.counters()
+        copies = [*copies, *compat.raised_generations(storage, slot)]
 
-            write_whole(storage, slot, commit)
-            self._announce(slot)
-        order.update(storage, target, key, rank)
+        def commit() -> None:
+            carry_out(copies)
+            ranks[slot.numpy()] = rank
+            order.count(offered + n_offered, written + len(rank))
+            finish_write(storage, length, cursor)
 
-    def _follow(self, slot: Int64[Tensor, "k"], rank: Int64[np.ndarray, "k"]) -> None:
-        """Note the ranks of rows that were just written, and tell samplers of them."""
-        self._order.ranks(self._storage).numpy()[slot.numpy()] = rank
-        compat.raise_slot_generations(self._storage, slot)
-        self._announce(slot)
+        write_whole(storage, slot, commit)
 
     def _announce(self, index: Tensor) -> None:
         """Tell samplers which slots have changed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter, eq
 from typing import Any, cast
 
@@ -151,7 +151,8 @@ def write_rows(
         finish_write(storage, length)
 
 
-Copy = tuple[Tensor, Tensor, Tensor]  # a leaf of a storage, slots, and rows for them
+# A leaf of a storage, the slots to write to, and rows for them.
+Copy = tuple[Tensor, Tensor | slice, Tensor]
 
 
 def copies_to(
@@ -174,14 +175,41 @@ def copies_to(
     return [*zip(leaves, at, _on_devices_of(leaves, parts), strict=True)]
 
 
+def copies_from(storage: Storage, start: int, data: Rows) -> list[Copy]:
+    """Return what writes a batch side by side, from a slot on and behind the last from the first.
+
+    Tensors are copied whole, in half the time that :func:`copies_to` takes for wide rows.
+    """
+    tensors, stored = tensors_of(data), compat.all_slots(storage)
+    leaves = [stored.get(name) for name in tensors]
+    n, n_first = data.shape[0], min(data.shape[0], storage.max_size - start)
+    stored_at = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+    copies: list[Copy] = []
+    for leaf, part in zip(leaves, _on_devices_of(leaves, [*tensors.values()]), strict=True):
+        if part.untyped_storage().data_ptr() in stored_at:
+            part = part.clone()  # of stored rows, which are overwritten before they are read
+        copies.append((leaf, slice(start, start + n_first), part[:n_first]))
+        if n_first < n:
+            copies.append((leaf, slice(n - n_first), part[n_first:]))
+    return copies
+
+
 def carry_out(copies: list[Copy]) -> None:
     """Write rows. It may be done again after an exception."""
     for leaf, target, rows in copies:
-        leaf.index_copy_(0, target, rows)
+        if isinstance(target, slice):
+            leaf[target] = rows
+        else:
+            leaf.index_copy_(0, target, rows)
 
 
-def finish_write(storage: Storage, length: int) -> None:
-    """Announce that rows of a storage were written, which has so many now unless it had more."""
+def finish_write(storage: Storage, length: int, cursor: int | None = None) -> None:
+    """Announce that rows of a storage were written, which has so many now unless it had more.
+
+    ``cursor`` is the slot that was written last, if rows were written in turn.
+    """
+    if cursor is not None:
+        compat.set_last_cursor(storage, cursor)
     compat.bump_mutation_revision(storage)
     if length > compat.length_of(storage):
         compat.set_length(storage, length)
@@ -208,33 +236,6 @@ def check_slots(storage: Storage | None) -> None:
         raise CheckpointMismatchError(
             f"storage state is of {len(leaves[0])} slots, expected {storage.max_size}"
         )
-
-
-def run_to(storage: Storage, start: int, tensors: dict[NestedKey, Tensor]) -> Callable[[], None]:
-    """Return what writes rows side by side, from a slot on and behind the last one from the first.
-
-    What ``storage.set`` does given each slot, in a third of the time: tensors are copied whole. It
-    may be done again after an exception.
-    """
-    n, size, stored = len(next(iter(tensors.values()))), storage.max_size, compat.all_slots(storage)
-    at_end = min(n, size - start)
-    leaves = [stored.get(name) for name in tensors]
-    stored_at = {leaf.untyped_storage().data_ptr() for leaf in leaves}
-    parts = [
-        # Of stored rows: overwritten before it is read.
-        part.clone() if part.untyped_storage().data_ptr() in stored_at else part
-        for part in _on_devices_of(leaves, [*tensors.values()])
-    ]
-
-    def commit() -> None:
-        for leaf, part in zip(leaves, parts, strict=True):
-            leaf[start : start + at_end] = part[:at_end]
-            if at_end < n:
-                leaf[: n - at_end] = part[at_end:]
-        compat.set_last_cursor(storage, (start + n - 1) % size)
-        finish_write(storage, start + at_end)
-
-    return commit
 
 
 def tensors_of(rows: Rows) -> dict[NestedKey, Tensor]:

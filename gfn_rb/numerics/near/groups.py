@@ -106,10 +106,10 @@ class Groups(SlotIndex):
         self._is_removed[removed] = False
         return taken
 
-    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+    def write(self, slot: Int64[np.ndarray, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots; see :meth:`SlotIndex.write`."""
         self.length = length
-        self._put(slot.numpy(), prepared.columns[0])
+        self._put(slot, prepared.columns[0])
 
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
         """Put rows into the first slots; see :meth:`SlotIndex.assign`."""
@@ -120,9 +120,9 @@ class Groups(SlotIndex):
         self.size += np.bincount(group, minlength=len(self.size))
         self._lay_out(group.argsort(kind="stable"), _power_of_two(self.size))
 
-    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+    def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
         """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
-        self._put(target.numpy(), self.group[source.numpy()])
+        self._put(target, self.group[source])
 
     def shorten(self, length: int) -> None:
         """Take out the rows from a slot on; see :meth:`SlotIndex.shorten`."""

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gfn_rb.kernels.objects import Hashed, Objects
@@ -44,16 +43,16 @@ class SlotIndex(ABC):
         """
 
     @abstractmethod
-    def write(self, slot: Int64[Tensor, "n"], prepared: Any, length: int) -> None:
+    def write(self, slot: Int64[np.ndarray, "n"], prepared: Any, length: int) -> None:
         """Put rows into slots, each once; so many slots then hold rows, no fewer than now."""
 
     def assign(self, rows: Shaped[Tensor, "n d"]) -> None:
         """Put rows into the first slots, and take all others out."""
         self.shorten(0)
-        self.write(torch.arange(len(rows)), self.prepare(rows), len(rows))
+        self.write(np.arange(len(rows)), self.prepare(rows), len(rows))
 
     @abstractmethod
-    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+    def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
         """Copy rows from slots into others."""
 
     @abstractmethod
@@ -80,14 +79,14 @@ class EqualRows(SlotIndex):
         """Return the position of the last row of the batch that is equal to each."""
         return self._objects.last_twins(prepared)
 
-    def write(self, slot: Int64[Tensor, "n"], prepared: Hashed, length: int) -> None:
+    def write(self, slot: Int64[np.ndarray, "n"], prepared: Hashed, length: int) -> None:
         """Put rows into slots; see :meth:`SlotIndex.write`."""
         self.length = length
-        self._objects.put(slot.numpy(), prepared)
+        self._objects.put(slot, prepared)
 
-    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+    def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
         """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
-        self._objects.move(source.numpy(), target.numpy())
+        self._objects.move(source, target)
 
     def shorten(self, length: int) -> None:
         """Take out the rows from a slot on; see :meth:`SlotIndex.shorten`."""

@@ -165,23 +165,23 @@ class NearRows(SlotIndex):
         start = row.searchsorted(np.arange(len(rows) + 1))
         return start, self._filed.hashed(pivot[:, None]), reach
 
-    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+    def write(self, slot: Int64[np.ndarray, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots; see :meth:`SlotIndex.write`."""
         self.length = length
-        at, (rows, radius, keys, codes) = slot.numpy(), prepared.columns
-        self.rows[at], self._radius[at] = rows, radius
+        rows, radius, keys, codes = prepared.columns
+        self.rows[slot], self._radius[slot] = rows, radius
         if not self._n_groups and length >= max(_FEWEST, 2 * self._chosen_for):
             self._choose_pivots()
             return
         g = max(self._n_groups, 1)
-        entry = (at[:, None] * g + np.arange(g)).reshape(-1)
+        entry = (slot[:, None] * g + np.arange(g)).reshape(-1)
         self._filed.put(entry, Hashed(keys.reshape(-1, keys.shape[2]), codes.reshape(-1)))
 
-    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+    def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
         """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
-        at, to, g = source.numpy(), target.numpy(), np.arange(max(self._n_groups, 1))
-        self.rows[to], self._radius[to] = self.rows[at], self._radius[at]
-        at, to = ((each[:, None] * len(g) + g).reshape(-1) for each in (at, to))
+        self.rows[target], self._radius[target] = self.rows[source], self._radius[source]
+        g = np.arange(max(self._n_groups, 1))
+        at, to = ((each[:, None] * len(g) + g).reshape(-1) for each in (source, target))
         self._filed.move(at, to)
 
     def shorten(self, length: int) -> None:
@@ -253,12 +253,12 @@ class AnyDistance(SlotIndex):
             raise NaNError("distance must return numbers, got nan; nothing was written")
         return (apart <= self._cutoff).numpy()
 
-    def write(self, slot: Int64[Tensor, "n"], prepared: PreparedRows, length: int) -> None:
+    def write(self, slot: Int64[np.ndarray, "n"], prepared: PreparedRows, length: int) -> None:
         """Put rows into slots; see :meth:`SlotIndex.write`."""
         self.rows[slot] = torch.from_numpy(prepared.columns[0])
         self.length = length
 
-    def move(self, source: Int64[Tensor, "m"], target: Int64[Tensor, "m"]) -> None:
+    def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
         """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
         self.rows[target] = self.rows[source]
 

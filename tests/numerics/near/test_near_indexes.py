@@ -58,10 +58,10 @@ def check_after_any_writes(index, make_rows, p, cutoff, rounds=12, seed=0):
         slot = torch.cat([fresh, old])
         held = torch.cat([held, batch[: len(fresh)]])
         held[slot] = batch[: len(slot)]
-        index.write(slot, prepared.select(np.arange(len(slot))), len(held))
+        index.write(slot.numpy(), prepared.select(np.arange(len(slot))), len(held))
         if step % 5 == 3:
             last = torch.arange(len(held) - 3, len(held))
-            index.move(last, torch.arange(3))
+            index.move(last.numpy(), np.arange(3))
             held[:3] = held[last]
             held = held[: len(held) - 3]
             index.shorten(len(held))
