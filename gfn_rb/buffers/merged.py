@@ -192,7 +192,7 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
                 f"{index.shape[0]} items: do its transforms keep rows?"
             )
         if isinstance(rb, GFNReplayBuffer) and rb.counts_rows:
-            rb.count_drawn(rows, index)
+            rb.count_drawn(rows)
         has_tags = isinstance(rows, TensorDictBase) and not _TAGS.isdisjoint(rows.keys())
         return rows.exclude(*_TAGS) if has_tags else rows
 

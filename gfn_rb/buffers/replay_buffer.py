@@ -332,35 +332,14 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
-        self._note_drawn(info[INDEX])
         if (version := _version_of(rows)) is not None:
             with replay_lock(self), write_lock(self):
                 self.statistics.count_ages(version)
         return rows, info
 
-    def _note_drawn(self, index: Any) -> None:
-        if isinstance(index, Tensor):  # of one dimension
-            self.statistics.drawn_slots.note_drawn(index, self.storage)
-
-    def mark_update(self, index: int | Tensor) -> None:
-        """Record that rows were written; writers call it.
-
-        Args:
-            index: slots, -1 for a rejected row.
-        """
-        super().mark_update(index)
-        if self.counts_rows:
-            self.statistics.drawn_slots.note_written(index, self.storage)
-
-    def count_drawn(self, rows: Any, index: Tensor | None = None) -> None:
-        """Count rows that another method than :meth:`sample` drew; the caller holds the locks.
-
-        Args:
-            rows: the rows.
-            index: their slots, to count different rows; None if they are not known.
-        """
+    def count_drawn(self, rows: Any) -> None:
+        """Count rows that another method than :meth:`sample` drew; the caller holds the locks."""
         self.statistics.rows[DRAWN] += len(rows)
-        self._note_drawn(index)
         if (version := _version_of(rows)) is not None:
             self.statistics.count_ages(version)
 
@@ -391,11 +370,10 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         ``policy_version``. ``samples_per_insert`` is the ratio of drawn to offered rows, and
         ``target_samples_per_insert`` the target of the rate limiter, if there is one.
 
-        Since this process made the buffer, ``drawn_unique`` different rows were drawn (a row that
-        is moved counts anew), and rows were rejected as ``rejected_duplicate``, ``rejected_near``,
-        ``rejected_group_full``, ``rejected_worst`` (see :class:`~gfn_rb.RewardPrioritizedWriter`)
-        and ``rejected_old``. ``seconds_waited_to_offer`` and ``seconds_waited_to_draw`` are waits
-        for rows or for the rate limiter.
+        Since this process made the buffer, rows were rejected as ``rejected_duplicate``,
+        ``rejected_near``, ``rejected_group_full``, ``rejected_worst`` (see
+        :class:`~gfn_rb.RewardPrioritizedWriter`) and ``rejected_old``. ``seconds_waited_to_offer``
+        and ``seconds_waited_to_draw`` are waits for the rate limiter.
 
         Of the present rows, ``key_min``, ``key_q25``, ``key_median``, ``key_q75``, ``key_max`` are
         quantiles of what they are ranked by, and ``age_min`` to ``age_max`` of their ages.
@@ -415,7 +393,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         rejected = {**getattr(self.writer, "rejected", {}), "old": self.statistics.n_old}
         return {
             **stats,
-            "drawn_unique": self.statistics.drawn_slots.count(),
             **{f"rejected_{reason}": n for reason, n in rejected.items()},
             "seconds_waited_to_offer": offering,
             "seconds_waited_to_draw": drawing,

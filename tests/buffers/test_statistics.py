@@ -9,7 +9,6 @@ import torch
 from factories import DEVICES, rows, seeded
 
 import gfn_rb
-from gfn_rb import MergedReplayBuffer
 from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import RateLimitError
 
@@ -90,34 +89,6 @@ def test_reasons_of_single_batches():
     rb.extend(rows([5.0, 1.0, 2.0], group=torch.tensor([0, 0, 1])))
     rb.add(rows([0.0], group=torch.tensor([1]))[0])
     assert rejected(rb)["group_full"] == 2
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_different_drawn_rows_are_counted(device):
-    for rb, n, reward in (
-        (gfn_rb.fifo_buffer(12, statistics=True, device=device), 5, torch.zeros),
-        (gfn_rb.fifo_buffer(1000, statistics=True), 8, torch.zeros),
-        (gfn_rb.reward_prioritized_buffer(12, statistics=True), 5, torch.randn),  # rejects some
-    ):
-        drawn = set()
-        for step in range(30):
-            rb.extend(rows(reward(n), n * step).to(rb.storage.device))
-            drawn |= {*rb.sample(4)["x"].tolist()}
-            assert rb.stats()["drawn_unique"] == len(drawn)
-    rb.extend(rows(torch.full((40,), 9.0), 1000))
-    assert rb.stats()["drawn_unique"] == len(drawn)
-    rb.empty()
-    assert rb.stats()["drawn_unique"] == 0
-
-
-def test_draws_of_a_merged_buffer_are_counted_at_its_members():
-    members = [gfn_rb.reward_prioritized_buffer(8, statistics=True) for _ in range(2)]
-    for i, rb in enumerate(members):
-        rb.extend(rows(torch.zeros(8), 8 * i))
-    drawn = MergedReplayBuffer(*members, generator=seeded()).sample(9)
-    for i, rb in enumerate(members):
-        x = drawn["x"][drawn["buffer_id"] == i]
-        assert rb.stats()["drawn_unique"] == len({*x.tolist()})
 
 
 def test_quantiles_are_those_of_the_present_rows():
