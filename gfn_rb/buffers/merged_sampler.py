@@ -20,7 +20,7 @@ from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.weighted_rows import Partition, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.samplers.base import KeySampler, require
+from gfn_rb.samplers.base import require
 from gfn_rb.shapes import Float64, Int64
 from gfn_rb.state_folder import StateInFolder
 
@@ -116,7 +116,7 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
             return torch.log_softmax(torch.cat(weights), 0) if held else none
         share = self._weights(storages)
         of_member = torch.log(share / share.sum()).tolist()
-        within = [_log_probs(sampler, each) for sampler, each in pairs]
+        within = [log_probs_of(sampler, each) for sampler, each in pairs]
         return torch.cat([part + log_p for part, log_p in zip(within, of_member, strict=True)])
 
     def can_sample(self, storage: StorageEnsemble, batch_size: int) -> bool:
@@ -251,14 +251,14 @@ def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[s
     return torch.cat([index, rest]), {}
 
 
-def _log_probs(sampler: Sampler, storage: Storage) -> Float64[Tensor, "len"]:
-    """Return the log-probabilities of one member's rows."""
-    if isinstance(sampler, KeySampler):
-        return sampler.log_probs(storage)
-    if type(sampler) is not RandomSampler:
+def log_probs_of(sampler: Any, storage: Storage) -> Float64[Tensor, "len"]:
+    """Return the log-probability of each row in a single draw; raise if the law is not known."""
+    if type(sampler) is RandomSampler:
+        n = len(storage)
+        return torch.full((n,), -math.log(max(n, 1)), dtype=torch.float64)
+    if not hasattr(sampler, "log_probs"):
         raise ArgumentError(f"the law of {type(sampler).__name__} is not known")
-    n = len(storage)
-    return torch.full((n,), -math.log(max(n, 1)), dtype=torch.float64)
+    return sampler.log_probs(storage)
 
 
 def _shared_info(groups: Partition, infos: Sequence[dict[str, Any]]) -> dict[str, Any]:

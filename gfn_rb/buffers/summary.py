@@ -12,12 +12,12 @@ import torch
 from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
-from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from gfn_rb import keys
 from gfn_rb.arguments import kind_of, shown
 from gfn_rb.buffer_state import held, members_of, with_members
 from gfn_rb.buffers.compact import compact_rows_of
+from gfn_rb.buffers.merged_sampler import log_probs_of
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.convert import padded_alike
 from gfn_rb.containers.objects import hashed_rows, hashes_of, state_columns, terminating_states
@@ -188,7 +188,7 @@ def read_columns(rb: ReplayBuffer, members: Sequence[ReplayBuffer]) -> RowColumn
         _joined([ranks_of(each) for each in held]),
         _joined([ages_of(each) for each in held]),
         _log_probs(rb),
-        _numbered([_object_columns(each) for each in held]),
+        _object_numbers(held),
     )
 
 
@@ -327,13 +327,9 @@ def ages_of(rb: ReplayBuffer) -> Int64[Tensor, "n"] | None:
 
 def _log_probs(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
     """Return the log-probability of each row in a single draw, None where it is unknown."""
-    if type(rb.sampler) is RandomSampler:
-        return -torch.full((len(rb.storage),), len(rb.storage), dtype=torch.float64).log()
-    if (log_probs := getattr(rb.sampler, "log_probs", None)) is None:
-        return None
     try:
-        return log_probs(rb.storage).detach().cpu().double()
-    except GfnRbError:  # such as of rows that have no weight
+        return log_probs_of(rb.sampler, rb.storage).detach().cpu().double()
+    except GfnRbError:  # of a sampler without a known law, or of rows that have no weight
         return None
 
 
@@ -407,31 +403,23 @@ def _cut(value: Any, mask: Tensor | None) -> Any:
     return [row[:n] for row, n in zip(value, mask.sum(1).tolist(), strict=True)]
 
 
-def _object_columns(rb: ReplayBuffer) -> tuple[Int64[Tensor, "n d"], Bool[Tensor, "n"]] | None:
-    """Return what tells objects of a buffer apart, and which rows are whole objects."""
+def _object_numbers(members: Sequence[ReplayBuffer]) -> Int64[Tensor, "n"] | None:
+    """Return a number for each distinct object, -1 for rows that are no whole object."""
     parts = []
-    for index in torch.arange(len(rb.storage)).split(_CHUNK):
-        try:
-            found = _objects(whole_rows(rb, index), _key(rb))
-        except GfnRbError:  # rows of no known kind
-            return None
-        if found is None:
-            return None
-        _, whole, columns = found
-        is_whole = torch.ones(len(index), dtype=torch.bool) if whole is None else whole.cpu()
-        parts.append((columns.cpu(), is_whole))
-    columns, is_whole = (torch.cat(each) for each in zip(*parts, strict=True))
-    return columns, is_whole
-
-
-def _numbered(
-    objects: Sequence[tuple[Tensor, Tensor] | None],
-) -> Int64[Tensor, "n"] | None:
-    """Return a number for each distinct row of columns, -1 for rows that are no whole object."""
-    known = [each for each in objects if each is not None]
-    if not known or len(known) < len(objects) or len({each.shape[1] for each, _ in known}) > 1:
+    for rb in members:
+        for index in torch.arange(len(rb.storage)).split(_CHUNK):
+            try:
+                found = _objects(whole_rows(rb, index), _key(rb))
+            except GfnRbError:  # rows of no known kind
+                return None
+            if found is None:
+                return None
+            _, whole, columns = found
+            is_whole = torch.ones(len(index), dtype=torch.bool) if whole is None else whole.cpu()
+            parts.append((columns.cpu(), is_whole))
+    if len({columns.shape[1] for columns, _ in parts}) > 1:
         return None
-    columns, is_whole = (torch.cat(each) for each in zip(*known, strict=True))
+    columns, is_whole = (torch.cat(each) for each in zip(*parts, strict=True))
     index = Objects(1, columns.shape[1])
     number = torch.from_numpy(index.twins(index.hashed(columns.numpy())))
     return number.where(is_whole, -1)
