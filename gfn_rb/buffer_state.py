@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from torch import Tensor
-from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
+from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import ListStorage, Storage
 from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
@@ -18,14 +18,10 @@ from gfn_rb.errors import CheckpointError
 from gfn_rb.memmaps import files_of, remove_but
 from gfn_rb.sharing import SlotState, journal_of, require_access
 from gfn_rb.storages import EncodedStorage
+from gfn_rb.torchrl_compat import members_of
 
 # Their state holds that of their members by number, which are saved on their own.
 _ENSEMBLES = (SamplerEnsemble, WriterEnsemble)
-
-
-def members_of(rb: ReplayBuffer) -> tuple[ReplayBuffer, ...]:
-    """Return the buffers of an ensemble, none of other buffers."""
-    return tuple(compat.member_buffers(rb)) if isinstance(rb, ReplayBufferEnsemble) else ()
 
 
 def with_members(rb: ReplayBuffer) -> list[ReplayBuffer]:

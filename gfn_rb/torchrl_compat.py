@@ -463,9 +463,9 @@ def set_options(rb: ReplayBuffer, options: dict[str, Any]) -> None:
 # Ensembles.
 
 
-def member_buffers(rb: ReplayBufferEnsemble) -> Sequence[ReplayBuffer]:
-    """Return the buffers of an ensemble (``ReplayBufferEnsemble._rbs``)."""
-    return rb._rbs
+def members_of(rb: ReplayBuffer) -> Sequence[ReplayBuffer]:
+    """Return the buffers of an ensemble, none of other buffers (``ReplayBufferEnsemble._rbs``)."""
+    return rb._rbs if isinstance(rb, ReplayBufferEnsemble) else ()
 
 
 def member_storages(storage: StorageEnsemble) -> Sequence[Storage]:

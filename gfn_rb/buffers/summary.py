@@ -15,7 +15,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 
 from gfn_rb import keys
 from gfn_rb.arguments import kind_of, shown
-from gfn_rb.buffer_state import held, members_of, with_members
+from gfn_rb.buffer_state import held, with_members
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.buffers.merged_sampler import log_probs_of
 from gfn_rb.column import KeyColumn
@@ -26,6 +26,7 @@ from gfn_rb.kernels.objects import Objects
 from gfn_rb.numerics.flat import equal_bits, flat_rows, numbers_in_words
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.storages import EncodedStorage
+from gfn_rb.torchrl_compat import members_of
 
 Describe: TypeAlias = Callable[[Any], Sequence[str]]
 

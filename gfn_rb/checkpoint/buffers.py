@@ -24,13 +24,14 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.buffer_state import held, load_part, members_of, part_state, replacing, with_members
+from gfn_rb.buffer_state import held, load_part, part_state, replacing, with_members
 from gfn_rb.checkpoint.description import description_of
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.codec.values import Rows
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.memmaps import lay_out
 from gfn_rb.storages import EncodedStorage
+from gfn_rb.torchrl_compat import members_of
 
 Path = tuple[Any, ...]
 

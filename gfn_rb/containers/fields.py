@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.errors import ShapeError
@@ -30,6 +30,13 @@ INT64 = DTypes("torch.int64", frozenset({torch.int64}))
 SIGNED = DTypes("a signed dtype, as the dummy action is -1", _SIGNED_INTS | _FLOATS)
 
 
+@runtime_checkable
+class Columnar(Protocol):
+    """An object that fields are read from."""
+
+    _td: TensorDictBase
+
+
 class Field:
     """One column of a container, declared in its class and read from its rows.
 
@@ -44,9 +51,9 @@ class Field:
         self.tail = names.pop() if names[-1].startswith("*") else None
         self.lead = tuple(_name_and_offset(name) for name in names)
 
-    def __get__(self, container: Any, owner: type) -> Any:
+    def __get__(self, container: Columnar | None, owner: type) -> Any:
         """Return the column of a container, None where it lacks it; of the class, the field."""
-        return self if container is None else container.column(self.key)
+        return self if container is None else container._td.get(self.key, None)
 
     def check(self, value: Any, sizes: dict[str, Any], owner: str) -> None:
         """Check one value against the table and the sizes known so far, and note new ones."""

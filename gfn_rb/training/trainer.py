@@ -31,7 +31,7 @@ from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
-from gfn_rb.torchrl_compat import member_buffers
+from gfn_rb.torchrl_compat import members_of
 from gfn_rb.training import objectives
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
@@ -329,8 +329,7 @@ class Trainer:
 
     def _statistics(self) -> list[ReplayStatistics]:
         """Return the statistics of the run's buffer, and of what it is replayed together with."""
-        merged = isinstance(self.replayed, MergedReplayBuffer)
-        return [rb.statistics for rb in (member_buffers(self.replayed) if merged else [self.rb])]
+        return [rb.statistics for rb in members_of(self.replayed) or [self.rb]]
 
     # Keeping it.
 
