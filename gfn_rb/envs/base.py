@@ -435,28 +435,32 @@ class GFNEnv(KeepsArguments, EnvBase):
             )
 
     def checked_condition(
-        self, condition: Shaped[Tensor, "*rows_condition"] | None, *rows: int
+        self,
+        condition: Shaped[Tensor, "*rows_condition"] | None,
+        *rows: int,
+        name: str = "condition",
     ) -> Shaped[Tensor, "*rows_condition"]:
         """Return a condition if it fits the environment.
 
         Args:
             condition: conditions, expected as [*rows, *C].
             *rows: number of rows; none for a single condition, [*C].
+            name: name of the argument in the message.
 
         Raises:
             ArgumentError: the condition is None, or rewards depend on none.
             ShapeError: another shape.
         """
-        name = type(self).__name__
+        kind = type(self).__name__
         if condition is None:
-            raise ArgumentError(f"condition must be given for {name}, got None")
+            raise ArgumentError(f"{name} must be given for {kind}, got None")
         if self.condition_shape is None:
             raise ArgumentError(
-                f"condition must be None for {name}, got shape {list(condition.shape)}"
+                f"{name} must be None for {kind}, got shape {list(condition.shape)}"
             )
         if condition.shape != (*rows, *self.condition_shape):
             raise ShapeError(
-                f"condition must have shape {[*rows, *self.condition_shape]}, got "
+                f"{name} must have shape {[*rows, *self.condition_shape]}, got "
                 f"{list(condition.shape)}"
             )
         return condition

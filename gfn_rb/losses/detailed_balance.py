@@ -13,11 +13,10 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms, require_numbered
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
-from gfn_rb.rollout.outputs import StateModule, rows_for
+from gfn_rb.rollout.outputs import entry_of
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
@@ -25,19 +24,7 @@ def log_flows(
     state_flow: TensorDictModuleBase, state: StateBatch, condition: ConditionBatch | None
 ) -> Float[Tensor, "n"]:
     """Return log F(s) of each state, in nats, with gradient."""
-    name = type(state_flow).__name__
-    if type(state_flow).forward is StateModule.forward:
-        flow = state_flow.evaluate(state, condition)
-    else:
-        flow = state_flow(rows_for(state, condition)).get(keys.LOG_FLOW, None)
-    if flow is None:
-        raise KeyMismatchError(f"state_flow must write {keys.LOG_FLOW!r}, {name} did not")
-    if flow.shape != (len(state),):
-        raise ShapeError(
-            f"state_flow must write {keys.LOG_FLOW!r} of shape {[len(state)]}, got "
-            f"{list(flow.shape)} from {name}"
-        )
-    return flow
+    return entry_of(state_flow, keys.LOG_FLOW, state, condition, state.shape[:1], "state_flow")
 
 
 class StateFlowLoss(BalanceLoss[C]):

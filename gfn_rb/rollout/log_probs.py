@@ -6,6 +6,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
+from gfn_rb import keys
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.numerics.flat import is_readable
@@ -14,7 +15,7 @@ from gfn_rb.rollout.outputs import (
     StateModule,
     policy_outputs,
     require_direction,
-    require_logits,
+    require_entry,
 )
 from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
@@ -135,7 +136,7 @@ def both_log_probs(
     features = forward.features(state, condition)
     zeros = features.new_zeros(trajectories.action.shape)
     log_pf, log_pb = (
-        masked_log_softmax(require_logits(policy, policy.head(x), mask.shape), mask)
+        masked_log_softmax(require_entry(policy, keys.LOGITS, policy.head(x), mask.shape), mask)
         .gather(1, taken[:, None])
         .squeeze(1)
         for policy, x, mask, taken in (

@@ -125,11 +125,6 @@ class StateModule(TensorDictModuleBase):
         return tensordict.set(self.out_keys[0], value)
 
 
-def evaluator_of(policy: TensorDictModuleBase) -> Evaluator | None:
-    """Return a policy as a function of plain states; None if it needs a TensorDict."""
-    return policy.evaluator() if type(policy).forward is StateModule.forward else None
-
-
 def require_direction(policy: TensorDictModuleBase, name: str = "policy") -> bool:
     """Return ``policy.is_backward``."""
     if not isinstance(policy, TensorDictModuleBase):
@@ -164,24 +159,18 @@ def policy_outputs(
     if active is not None:
         first = torch.arange(mask.shape[1], device=mask.device) == 0
         mask = torch.where(active[:, None], mask, first)
-    parameters = None
     if env is None or not env.action_shape:
-        if type(policy).forward is StateModule.forward:
-            logits = policy.evaluate(state, condition)
-        else:
-            logits = policy(rows_for(state, condition)).get(keys.LOGITS, None)
-    else:
-        assert isinstance(env, ContinuousEnv)
-        if not hasattr(policy, "get_dist"):
-            raise ArgumentError(
-                f"policy must have a method get_dist, as a ProbabilisticTensorDictSequential has, "
-                f"for {type(env).__name__}, whose moves have parameters, got a "
-                f"{type(policy).__name__}"
-            )
-        td = rows_for(state, condition)
-        parameters = Parameters(env, state, policy.get_dist(td), policy.is_backward)
-        logits = td.get(keys.LOGITS, None)
-    return mask, require_logits(policy, logits, mask.shape), parameters
+        return mask, entry_of(policy, keys.LOGITS, state, condition, mask.shape), None
+    assert isinstance(env, ContinuousEnv)
+    if not hasattr(policy, "get_dist"):
+        raise ArgumentError(
+            f"policy must have a method get_dist, as a ProbabilisticTensorDictSequential has, "
+            f"for {type(env).__name__}, whose moves have parameters, got a {type(policy).__name__}"
+        )
+    td = rows_for(state, condition)
+    parameters = Parameters(env, state, policy.get_dist(td), policy.is_backward)
+    logits = require_entry(policy, keys.LOGITS, td.get(keys.LOGITS, None), mask.shape)
+    return mask, logits, parameters
 
 
 def rows_for(state: StateBatch, condition: ConditionBatch | None) -> TensorDict:
@@ -192,18 +181,37 @@ def rows_for(state: StateBatch, condition: ConditionBatch | None) -> TensorDict:
     return TensorDict(source, batch_size=state.shape[:1])
 
 
-def require_logits(
-    policy: TensorDictModuleBase, logits: Tensor | None, expected: tuple[int, ...]
+def entry_of(
+    module: TensorDictModuleBase,
+    key: str,
+    state: StateBatch,
+    condition: ConditionBatch | None,
+    shape: tuple[int, ...],
+    name: str = "policy",
+) -> Float[Tensor, "n ..."]:
+    """Return what a module writes about each state; call a StateModule without a TensorDict."""
+    if type(module).forward is StateModule.forward:
+        value = module.evaluate(state, condition)
+    else:
+        value = module(rows_for(state, condition)).get(key, None)
+    return require_entry(module, key, value, shape, name)
+
+
+def require_entry(
+    module: TensorDictModuleBase,
+    key: str,
+    value: Tensor | None,
+    shape: tuple[int, ...],
+    name: str = "policy",
 ) -> Tensor:
-    """Return logits; raise unless a policy wrote them in the expected shape."""
-    if logits is not None and logits.shape == expected:
-        return logits
-    name = type(policy).__name__
-    if logits is None:
-        raise KeyMismatchError(f"policy must write {keys.LOGITS!r}, {name} did not")
+    """Return an entry; raise unless the module ``name`` wrote it in the expected shape."""
+    if value is not None and value.shape == shape:
+        return value
+    kind = type(module).__name__
+    if value is None:
+        raise KeyMismatchError(f"{name} must write {key!r}, {kind} did not")
     raise ShapeError(
-        f"policy must write {keys.LOGITS!r} of shape {list(expected)}, got {list(logits.shape)} "
-        f"from {name}"
+        f"{name} must write {key!r} of shape {list(shape)}, got {list(value.shape)} from {kind}"
     )
 
 

@@ -185,19 +185,9 @@ def starting_states(env: GFNEnv, n: int | None, states: Tensor | None, is_backwa
 
 
 def check_conditions(env: GFNEnv, states: Tensor, conditions: Tensor | None) -> None:
-    """Raise unless there is one condition per state, of the environment's shape if it has any."""
-    shape = env.condition_shape
-    if conditions is None:
-        if shape is not None:
-            raise ArgumentError(f"conditions must be given for {type(env).__name__}, got None")
-        return
-    fits = shape is None or conditions.shape[1:] == shape
-    if conditions.shape[:1] != states.shape[:1] or not fits:
-        row = ["..."] if shape is None else map(str, shape)
-        raise ShapeError(
-            f"conditions must have shape [{', '.join([str(len(states)), *row])}], one row per "
-            f"state, got {list(conditions.shape)}"
-        )
+    """Raise unless there is one condition per state where the environment has conditions."""
+    if conditions is not None or env.condition_shape is not None:
+        env.checked_condition(conditions, len(states), name="conditions")
 
 
 def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: bool) -> None:

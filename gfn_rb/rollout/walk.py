@@ -21,10 +21,10 @@ from gfn_rb.envs.core import host_form
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.rollout.categorical import Exploration, draw, draw_on_host, explain_no_draw
 from gfn_rb.rollout.outputs import (
+    StateModule,
     drawn_log_probs,
-    evaluator_of,
     policy_outputs,
-    require_logits,
+    require_entry,
 )
 from gfn_rb.shapes import Bool, ConditionBatch, Float, Float64, Int64, Shaped, StateBatch
 from gfn_rb.torchrl_compat import assert_on_device, new_tensordict
@@ -138,7 +138,9 @@ class Walk:
         env, explored, is_backward = self.env, self.exploration, self.policy.is_backward
         move, undo, is_source = host_form(env.move), host_form(env.undo), host_form(env.is_source)
         masks = host_form(env.backward_mask if is_backward else env.forward_mask)
-        evaluate = None if env.action_shape else evaluator_of(self.policy)
+        evaluate = None
+        if type(self.policy).forward is StateModule.forward and not env.action_shape:
+            evaluate = self.policy.evaluator()
         is_plain = explored == Exploration(generator=explored.generator)
         steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
         row, state = np.arange(len(start)), start.detach().numpy()
@@ -162,12 +164,12 @@ class Walk:
                 legal, logits = torch.from_numpy(masks(state)), evaluate(state, condition)
                 parameters = None
                 if logits.shape != legal.shape:
-                    require_logits(self.policy, logits, legal.shape)
+                    require_entry(self.policy, keys.LOGITS, logits, legal.shape)
             if is_plain:
                 p = logits.where(legal, -torch.inf).softmax(1)
             else:
                 p = explored.probabilities(logits, legal)
-            kind = draw_on_host(p.double().numpy(), u[: len(row)])
+            kind = draw_on_host(p.detach().double().numpy(), u[: len(row)])
             if kind is None:
                 raise explain_no_draw(logits, legal, torch.from_numpy(state))
             action = kind
@@ -230,7 +232,7 @@ class Walk:
                 self.policy, env, state, condition, active=active
             )
             p = explored.probabilities(logits, mask)
-            kind, is_drawn = draw(p, explored.generator)
+            kind, is_drawn = draw(p.detach(), explored.generator)
             action = kind if parameters is None else parameters.draw(kind, explored)
             if self.save_logprobs:
                 steps.log_prob.append(drawn_log_probs(p, kind, parameters, action, explored))
@@ -273,8 +275,9 @@ class Walk:
             estimator_output = steps.over_zeros(steps.logits, env.n_actions - is_backward)
         if log_reward is None:
             x = start if is_backward else state[row, length - 1]
-            conditions = () if env.condition_shape is None else (condition,)
-            log_reward = env.log_reward(x, *conditions)
+            with torch.no_grad():
+                conditions = () if env.condition_shape is None else (condition,)
+                log_reward = env.log_reward(x, *conditions)
             check_rewards(log_reward, x)
         values = {
             keys.STATE: state,
