@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, run_parts
-from gfn_rb.buffers import GridCells, MergedReplayBuffer, archive_buffer
+from gfn_rb.buffers import MergedReplayBuffer, reward_prioritized_buffer
 from gfn_rb.samplers import GroupSampler, SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -167,7 +169,13 @@ def archive(scale: Scale) -> list[Result]:
 
     n = math.isqrt(scale.large)
     bounds, shape = [(0.0, 1.0)] * 2, (n, n)
-    rb = archive_buffer(GridCells("descriptor", bounds, shape))
+
+    def cell(rows: TensorDict) -> Tensor:
+        return (rows["descriptor"] * n).long().clamp(0, n - 1)
+
+    rb = reward_prioritized_buffer(
+        n * n, group=cell, per_group=1, tie="oldest", sampler=RandomSampler()
+    )
     theirs = GridArchive(solution_dim=work.WIDTH, dims=shape, ranges=bounds)
 
     def items(size: int = work.BATCH) -> TensorDict:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         CompactRows as CompactRows,
         MergedReplayBuffer as MergedReplayBuffer,
         PackTrajectories as PackTrajectories,
-        archive_buffer as archive_buffer,
         diverse_buffer as diverse_buffer,
         fifo_buffer as fifo_buffer,
         reward_prioritized_buffer as reward_prioritized_buffer,

@@ -43,8 +43,8 @@ def kind_of(value: Any) -> str:
 
 
 def name_of(source: Any) -> str:
-    """Return what states recognise a source by; a callable has no name but its ``label``."""
-    return getattr(source, "label", "a callable") if callable(source) else str(source)
+    """Return what states recognise a source by, which of a callable is not its name."""
+    return "a callable" if callable(source) else str(source)
 
 
 def require_key(name: str, value: Any) -> None:

@@ -19,7 +19,6 @@ from gfn_rb import (
     RecencySampler,
     RewardPrioritizedWriter,
     SoftmaxRewardSampler,
-    archive_buffer,
     diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
@@ -27,7 +26,7 @@ from gfn_rb import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.buffers import GridCells, RateLimiter
+from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.transports import LocalTransport
 from gfn_rb.writers import FIFOWriter
@@ -116,12 +115,8 @@ PRESETS = {
     terminating_state_buffer: {"regenerate": [3, "x"], "unique": UNIQUE, "writer": ["x"]},
     transition_buffer: {"keep": KEEP, "writer": ["x"]},
     state_buffer: {"writer": ["x"]},
-    archive_buffer: {
-        "cells": [None, 3], "capacity": [], "key": KEY, "max_length": SIZE, "keep": KEEP,
-    },
 }  # fmt: skip
 NEEDED = {each: {"capacity": 3} for each in PRESETS}
-NEEDED[archive_buffer] = {"cells": GridCells("x", bounds=[(0, 1)], shape=(3,))}
 NEEDED[diverse_buffer]["cutoff_distance"] = 0
 TABLE = {
     **PARTS,

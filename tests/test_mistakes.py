@@ -160,7 +160,6 @@ def names(folder):
         "letters": factories.CountOnes(2, 3),
         "env": env, "wide": wide, "forward": forward, "backward": backward,
         "trajectories": trajectories, "of_wide": sample(wide),
-        "cells": gfn_rb.buffers.GridCells("xy", [(0, 1), (0, 1)], (3, 3)),
         "search": gfn_rb.LocalSearchSampler(forward, backward),
         "of_tall": sample(tall, exit_bias=5.0),
         "inf_rewards": changed(trajectories, log_reward=torch.full((8,), torch.inf)),

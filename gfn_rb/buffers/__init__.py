@@ -5,11 +5,6 @@ from typing import TYPE_CHECKING
 from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from gfn_rb.buffers.archive import (
-        CentroidCells as CentroidCells,
-        GridCells as GridCells,
-        archive_buffer as archive_buffer,
-    )
     from gfn_rb.buffers.compact import CompactRows as CompactRows
     from gfn_rb.buffers.merged import MergedReplayBuffer as MergedReplayBuffer
     from gfn_rb.buffers.options import BufferOptions as BufferOptions

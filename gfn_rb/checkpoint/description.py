@@ -27,7 +27,6 @@ from torchrl.envs import EnvBase
 from torchrl.envs.transforms import Transform
 
 from gfn_rb.arguments import KeepsArguments, kind_of
-from gfn_rb.buffers.archive import Cells
 from gfn_rb.buffers.compact import CompactRows, measure_whole
 from gfn_rb.buffers.options import Environment
 from gfn_rb.buffers.rate_limiter import RateLimiter
@@ -52,7 +51,6 @@ _ELSEWHERE = {
 }
 _KINDS = (
     *(Writer, Sampler, Storage, Transform, ReplayBuffer, RateLimiter, EnvBase, torch.Generator),
-    Cells,
 )
 _FACTS = ("state_range", "is_deterministic", "n_actions", "exit_action", "dummy_action")
 
