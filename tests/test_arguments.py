@@ -109,7 +109,7 @@ PRESETS = {
     },
     diverse_buffer: {
         "key": KEY, "near": CHOICE, "when": CHOICE, "max_length": SIZE, "keep": KEEP,
-        "metric": ["euclid", 2, "L2"], "cutoff_distance": [None, "x"],
+        "cutoff_distance": [None, "x"],
     },
     fifo_buffer: {"unique": UNIQUE, "max_length": SIZE, "keep": KEEP},
     terminating_state_buffer: {"regenerate": [3, "x"], "unique": UNIQUE, "writer": ["x"]},

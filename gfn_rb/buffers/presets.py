@@ -45,7 +45,7 @@ from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
 from gfn_rb.storages import RowTensorStorage, storage_device
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
-from gfn_rb.writers.diversity import Metric, Near, When
+from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.fifo import UniqueFIFOWriter
 from gfn_rb.writers.reward import OnDuplicate, Tie
@@ -111,7 +111,6 @@ def diverse_buffer(
     features: NestedKey | Callable[[TensorDictBase], Tensor] | None = None,
     cutoff_distance: float | int | None = None,
     p: float | int = 1.0,
-    metric: Metric | None = None,
     near: Near = "replace",
     when: When = "always",
     tie: Tie = "newest",
@@ -135,7 +134,6 @@ def diverse_buffer(
         cutoff_distance: rows at this distance or closer are not kept together; required. 0 removes
             exact duplicates alone, and a negative number turns the comparison off.
         p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
-        metric: ``"l1"``, ``"l2"``, ``"linf"`` or ``"hamming"``, a name for p = 1, 2, inf or 0.
         near: ``"replace"`` lets a better row replace the stored rows near it, and ``"reject"``
             rejects a row near a stored one, whatever its key.
         when: ``"always"`` compares every batch, ``"full"`` only batches that find the buffer full.
@@ -159,8 +157,7 @@ def diverse_buffer(
             "cutoff_distance must be given, a distance at which rows are too close to be kept "
             "together: 0 removes exact duplicates alone"
         )
-    measure = features, cutoff_distance, p, near, when, tie
-    writer = DiversityWriter(key, *measure, metric=metric, **limit)
+    writer = DiversityWriter(key, features, cutoff_distance, p, near, when, tie, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 

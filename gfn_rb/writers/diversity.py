@@ -34,9 +34,6 @@ from gfn_rb.writers.reward import Found, RewardPrioritizedWriter, Written
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
-Metric = Literal["hamming", "l1", "l2", "linf"]
-
-_NORMS: dict[Metric, float] = {"hamming": 0.0, "l1": 1.0, "l2": 2.0, "linf": math.inf}
 
 
 class DiversityWriter(RewardPrioritizedWriter):
@@ -70,7 +67,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         cutoff_distance: items at this distance or closer are not kept together. 0 removes exact
             duplicates alone, and a negative number turns the comparison off.
         p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
-        metric: ``"l1"``, ``"l2"``, ``"linf"`` or ``"hamming"``, a name for p = 1, 2, inf or 0.
         distance: callable to use instead of a norm, from two batches of features, [n, d] and [m,
             d], to their distances [n, m]; it must be symmetric, such as
             ``gfn_rb.training.metrics.tanimoto_distance``. It has no index: new items are compared
@@ -113,7 +109,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         group: Unique = None,
         per_group: int | None = None,
         evict: Evict = "worst",
-        metric: Metric | None = None,
         distance: Distance | None = None,
         largest: bool = True,
         track_generations: bool = False,
@@ -137,11 +132,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         if distance is not None and not callable(distance):
             raise ArgumentError(f"distance must be a callable or None, got {distance!r:.80}")
         self.cutoff_distance = float(cutoff_distance)
-        if metric is not None:
-            require_choice("metric", metric, _NORMS)
-            if p != 1.0:
-                raise ArgumentError(f"p must be left out beside metric={metric!r}, got {p!r}")
-            p = _NORMS[metric]
         if distance is not None and p != 1.0:
             raise ArgumentError(f"p has no meaning beside a distance, got {p!r}")
         self.p = check_norm(p)
