@@ -41,9 +41,9 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 92),
-        ({"unique": "state"}, 122),
-        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 155),
+        ({}, 93),
+        ({"unique": "state"}, 127),
+        ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 160),
     ],
     ids=["plain", "unique", "unique and narrow"],
 )
