@@ -17,7 +17,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from itertools import chain
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
 from typing import Any, Protocol, runtime_checkable
@@ -85,18 +84,15 @@ class _Step:
         self._length, self._cursor = compat.length_of(storage), compat.last_cursor(storage)
         self._counters = writer.counters()
         self.commit: Callable[[], None] | None = None
-        self._records: list[tuple[Tensor, Any]] = []
+        self._records: list[tuple[Tensor, Any, list[Tensor]]] = []
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
         """Copy the rows in slots that are about to be overwritten."""
-        slot = slot.reshape(-1)
-        slot = slot[(slot >= 0) & (slot < self._length)]
-        if not slot.shape[0]:
-            return
-        beside = [
-            each.index_select(0, slot.to(each.device, non_blocking=True)) for each in self._beside()
-        ]
-        self._records.append((slot, (self._rows(slot), beside)))
+        slot, storage = _used(slot, self._length), self._storage
+        if slot.shape[0]:
+            is_encoded = isinstance(storage, EncodedStorage)
+            encoded = storage.padded_rows(slot) if is_encoded else None
+            self._records.append((slot, encoded, _rows_in(self._tensors(), slot)))
 
     def settle(self) -> None:
         """Finish or undo the write, and have all that follows from the rows be worked out anew."""
@@ -108,35 +104,45 @@ class _Step:
         self._writer.roll_back(self._writer.counters() if self.commit else self._counters)
 
     def _undo(self) -> None:
-        """Put back everything."""
+        """Put back everything, the last record first: of a slot in several, the first is older."""
         storage = self._storage
-        for slot, (rows, beside) in reversed(self._records):
-            if isinstance(storage, EncodedStorage):
-                storage.write(slot, rows)
-            else:
-                for leaf, row in zip(self._leaves(), rows, strict=True):
-                    leaf.index_copy_(0, slot.to(leaf.device, non_blocking=True), row)
-            for tensor, row in zip(self._beside(), beside, strict=True):
-                tensor.index_copy_(0, slot.to(tensor.device, non_blocking=True), row)
+        for slot, encoded, rows in reversed(self._records):
+            if encoded is not None:
+                storage.write(slot, encoded)
+            _put_back(self._tensors(), slot, rows)
         if not self._is_laid_out:
             compat.forget_layout(storage)
         compat.set_length(storage, self._length)
         compat.set_last_cursor(storage, self._cursor)
 
-    def _rows(self, slot: Int64[Tensor, "k"]) -> Any:
-        if isinstance(self._storage, EncodedStorage):
-            return self._storage.padded_rows(slot)
-        return [
-            leaf.index_select(0, slot.to(leaf.device, non_blocking=True)) for leaf in self._leaves()
-        ]
-
-    def _leaves(self) -> list[Tensor]:
-        stored = compat.all_slots(self._storage)
-        return [leaf.as_subclass(Tensor) for leaf in compat.leaves_of(stored)]
-
-    def _beside(self) -> list[Tensor]:
+    def _tensors(self) -> list[Tensor]:
         stamps = compat.slot_generations(self._storage)
-        return [*self._writer.slot_tensors(), *([] if stamps is None else [stamps])]
+        tensors = _slot_tensors(self._storage, self._writer)
+        return tensors if stamps is None else [*tensors, stamps]
+
+
+def _used(slot: Int64[Tensor, "*k"], stored: int) -> Int64[Tensor, "m"]:
+    """Return those of some slots that hold rows."""
+    slot = slot.reshape(-1)
+    return slot[(slot >= 0) & (slot < stored)]
+
+
+def _slot_tensors(storage: Storage, writer: SlotState) -> list[Tensor]:
+    """Return what is kept of each slot, unless the storage encodes it, and what a writer keeps."""
+    leaves: list[Tensor] = []
+    if not isinstance(storage, EncodedStorage):
+        leaves = compat.leaves_of(compat.all_slots(storage))
+    return [*(leaf.as_subclass(Tensor) for leaf in leaves), *writer.slot_tensors()]
+
+
+def _rows_in(tensors: list[Tensor], slot: Int64[Tensor, "m"]) -> list[Tensor]:
+    return [each.index_select(0, slot.to(each.device, non_blocking=True)) for each in tensors]
+
+
+def _put_back(tensors: list[Tensor], slot: Int64[Tensor, "m"], rows: list[Tensor]) -> None:
+    for tensor, row in zip(tensors, rows, strict=True):
+        on_device = slot.to(tensor.device, non_blocking=True)
+        tensor.index_copy_(0, on_device, row.to(tensor.device))
 
 
 def one_thread(storage: Storage) -> AbstractContextManager[Any]:
@@ -215,6 +221,8 @@ class WriteLock:
             if kind is not None and self._words[_RECORDED]:
                 self._recover()
         finally:
+            # In this order: whoever dies in between leaves no records. Records of a lock that is
+            # not held would be taken for those of its next holder, and a whole write undone.
             self._clear()
             self._is_mine, self._words[_HELD] = False, 0
             self._release()
@@ -227,25 +235,22 @@ class WriteLock:
         """Note what there is, before some slots are written over."""
         if not self._is_mine or self.storage is None or self.writer is None:
             return
-        stored = len(self.storage)
-        slot = slot.reshape(-1)
-        slot = slot[(slot >= 0) & (slot < stored)].unique()
-        head = torch.tensor([len(slot), stored, *self.writer.counters()])
-        written_over = self._slot_tensors() if len(slot) else []
-        rows = (each.index_select(0, slot.to(each.device)) for each in written_over)
+        storage, writer = self.storage, self.writer
+        slot = _used(slot, stored := len(storage)).unique()
+        head = torch.tensor([len(slot), stored, *writer.counters()])
+        rows = _rows_in(self._tensors(), slot) if len(slot) else []
         with open(self._descriptor, "r+b", closefd=False) as stream:
             stream.seek(_HEAD + self._words[_RECORDED])
-            for part in chain((head, slot), rows):
+            for part in (head, slot, *rows):
                 stream.write(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
             at = stream.tell()
         self._words[_RECORDED] = at - _HEAD  # from here on it counts
 
-    def _slot_tensors(self) -> list[Tensor]:
+    def _tensors(self) -> list[Tensor]:
         assert self.storage is not None
         assert self.writer is not None
         open_shared(self.storage)
-        leaves = compat.leaves_of(compat.all_slots(self.storage))
-        return [*(leaf.as_subclass(Tensor) for leaf in leaves), *self.writer.slot_tensors()]
+        return _slot_tensors(self.storage, self.writer)
 
     def _recover(self) -> None:
         """Undo what was recorded, the last first, and have everybody read the storage anew."""
@@ -258,12 +263,12 @@ class WriteLock:
             head, slot, rows, at = self._read(at, len(writer.counters()))
             records.append((head, slot, rows))
         for (stored, *_), slot, rows in reversed(records):
-            for tensor, row in zip(self._slot_tensors() if rows else (), rows, strict=True):
-                tensor.index_copy_(0, slot.to(tensor.device), row.to(tensor.device))
+            if rows:
+                _put_back(self._tensors(), slot, rows)
             compat.set_length(storage, stored)
         compat.bump_mutation_revision(storage)
         writer.roll_back(records[0][0][1:] if records else [])
-        self._clear()
+        self._clear()  # last: if this process dies before, the next one does it all again
 
     def _read(self, at: int, n_counters: int) -> tuple[list[int], Tensor, list[Tensor], int]:
         """Return a record: length and counters, slots, their rows; and where the next begins."""
@@ -280,7 +285,7 @@ class WriteLock:
 
             n, *head = read(torch.int64, torch.Size([2 + n_counters])).tolist()
             slot = read(torch.int64, torch.Size([n]))
-            tensors = self._slot_tensors() if n else []
+            tensors = self._tensors() if n else []
             rows = [read(each.dtype, torch.Size([n, *each.shape[1:]])) for each in tensors]
             return head, slot, rows, stream.tell()
 

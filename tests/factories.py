@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import linecache
 import multiprocessing
 import sys
@@ -291,25 +292,50 @@ def linear_policy(env, is_backward, seed=1):
 
 
 class Fault:
-    """A trace that raises an error at the n-th line that a call executes in code it may strike.
+    """A block in which the n-th line that is executed of some code raises an error.
 
-    Lines of ``with`` are spared. The tracer sees them at the end of a block, too, where an error
-    would skip the exit of the context: no signal is handled there.
+    The error ends the block alone. A signal is handled after a call or at the beginning of a
+    function, not as a ``with`` block ends, just before it releases a lock. To the tracer, that end
+    is the line of ``with`` once more, which is therefore spared then.
+
+    Args:
+        error: class of the error.
+        at: n, from 1 on.
+        may_strike: tells whether lines of a code object count.
     """
 
-    def __init__(self, kind, at, may_strike):
-        self.kind, self.left, self.may_strike = kind, at, may_strike
+    def __init__(self, error, at, may_strike):
+        self.error, self.left, self.may_strike, self._blocks = error, at, may_strike, set()
 
-    def __call__(self, frame, event, _):
-        if not self.may_strike(frame.f_code):
-            return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not line.lstrip().startswith("with "):
+    @property
+    def was_raised(self):
+        return self.left <= 0
+
+    def _call(self, frame, event, _):
+        return self._line if self.may_strike(frame.f_code) else None
+
+    def _line(self, frame, event, _):
+        place = frame, frame.f_lineno
+        if event == "line" and place not in self._blocks and not self.was_raised:
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if line.lstrip().startswith("with "):
+                self._blocks.add(place)
             self.left -= 1
-            if self.left == 0:
-                sys.settrace(None)
-                raise self.kind("injected")
+            if self.was_raised:
+                raise self.error("injected")
+        return self._line
+
+    def __enter__(self):
+        gc.disable()  # or the lines of finalizers would count
+        self._outer = sys.gettrace()
+        sys.settrace(self._call)
         return self
+
+    def __exit__(self, kind, *_):
+        sys.settrace(self._outer)
+        self._blocks.clear()  # frames, whose locals may be files
+        gc.enable()
+        return kind is not None and issubclass(kind, self.error)
 
 
 def journaled(rb, journal=None, sync="interval", secret=None):

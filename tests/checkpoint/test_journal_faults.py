@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import linecache
 import os
 import shutil
 import sys
@@ -10,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from factories import assert_equal, journaled, objects, seeded
+from factories import Fault, assert_equal, journaled, objects, seeded
 
 import gfn_rb
 from gfn_rb import save_checkpoint
@@ -72,43 +71,6 @@ CALLS = {
 }
 
 
-class Injector:
-    """Raises an error at the n-th line that the journal's own code executes in a block.
-
-    A signal is handled after a call or at the beginning of a function, not at the end of a ``with``
-    block, just before it releases a lock. To the tracer, that is the line of ``with`` once more.
-    """
-
-    def __init__(self, n, error):
-        self.n, self.error, self.is_reached, self.blocks = n, error, False, set()
-
-    def _call(self, frame, event, arg):
-        return self._line if frame.f_code.co_filename.startswith(OWN) else None
-
-    def _line(self, frame, event, arg):
-        place = frame, frame.f_lineno
-        if event == "line" and not self.is_reached and place not in self.blocks:
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            if line.lstrip().startswith("with "):
-                self.blocks.add(place)
-            self.n -= 1
-            if self.n < 0:
-                self.is_reached = True
-                raise self.error
-        return self._line
-
-    def __enter__(self):
-        gc.disable()  # or older journals would be closed in between
-        self._outer = sys.gettrace()
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(self._outer)
-        self.blocks.clear()  # frames, whose locals are files
-        gc.enable()
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unclosed files
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 29])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
@@ -119,9 +81,9 @@ def test_an_interrupt_at_any_line_loses_nothing(name, error, step, tmp_path):
         path.parent.mkdir()
         rb = make(path)
         rb.extend(items(8, 1))
-        with Injector(n, error) as injector, contextlib.suppress(error):
+        with Fault(error, n + 1, lambda code: code.co_filename.startswith(OWN)) as fault:
             CALLS[name](rb, path)
-        if not injector.is_reached:
+        if not fault.was_raised:
             break
         rb.extend(items(3, 3))
         assert_nothing_is_lost(rb, path)

@@ -1,10 +1,8 @@
 """Samplers after an interrupt at any line of the package that a draw or an update runs."""
 
-import sys
-
 import pytest
 import torch
-from factories import seeded
+from factories import Fault, seeded
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
@@ -33,29 +31,9 @@ def rows(n, generator):
     return TensorDict({"log_reward": log_reward, "prompt": prompt}, [n])
 
 
-def interrupted_at(n, work):
-    """Whether an interrupt at the n-th line of the package ended the work."""
-    count = 0
-
-    def trace(frame, event, _):
-        nonlocal count
-        if "/gfn_rb/" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            count += 1
-            if count == n:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+def interrupted(n):
+    """A block that an interrupt ends at the n-th line of the package."""
+    return Fault(KeyboardInterrupt, n, lambda code: "/gfn_rb/" in code.co_filename)
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -76,25 +54,28 @@ def test_draws_follow_the_storage_after_an_interrupt(kind, call):
     calls[call]()
     while True:
         rb.extend(rows(2, generator))
-        was_interrupted = interrupted_at(n, calls[call])
+        with interrupted(n) as fault:
+            calls[call]()
         fresh = SAMPLERS[kind]()
         if kind == "priority":
             fresh.load_state_dict(rb.sampler.state_dict())
         law = rb.sampler.log_probs(rb.storage)
         torch.testing.assert_close(law, fresh.log_probs(rb.storage))
         rb.sample(3)
-        if not was_interrupted:
+        if not fault.was_raised:
             break
         n += 1
     assert n > 10
 
 
 def test_masses_whose_origin_moves_are_whole_after_an_interrupt():
-    n, was_interrupted = 1, True
-    while was_interrupted:
+    n, is_over = 1, False
+    while not is_over:
         weights = Weights(3)
         weights.update(torch.arange(3), torch.tensor([700.0, 701.0, 702.0]))
-        was_interrupted = interrupted_at(n, lambda weights=weights: weights.has_mass)
+        with interrupted(n) as fault:
+            assert weights.has_mass
+        is_over = not fault.was_raised
         law = torch.arange(3.0, dtype=torch.float64).log_softmax(0)
         torch.testing.assert_close(weights.log_probs(3), law)
         n += 1
