@@ -201,15 +201,26 @@ class Weights:
         weight = self._log_weight.copy()
         weight[row] = weight[without] = -math.inf
         left = np.flatnonzero(weight > -math.inf)
-        exponential = torch.empty(len(left), dtype=torch.float64).exponential_(generator=generator)
-        perturbed = torch.from_numpy(weight[left]) - exponential.clamp_(min=_TINY).log_()
-        late, order = perturbed.topk(min(n - len(row), len(left)))
+        others = torch.from_numpy(weight[left])
+        late, order = (others + gumbel_like(others, generator)).topk(min(n - len(row), len(left)))
         # Arrivals have no memory: the others arrive as long after the last one as they would have.
         since = -score[-1] if len(row) and len(wait) else -math.inf
         late_row, late_score = left[order.numpy()], -np.logaddexp(since, -late.numpy())
         late_log_prob = self.log_weight[late_row] - self._origin - log_mass
         pairs = (row, late_row), (score, late_score), (log_prob, late_log_prob.float().numpy())
         return tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[return-value]
+
+
+def gumbel_like(
+    values: Float64[Tensor, "*s"], generator: torch.Generator | None
+) -> Float64[Tensor, "*s"]:
+    """Draw standard Gumbel variables, as many as there are values, on their device.
+
+    The rows of the largest sums of log-weight and variable are draws without replacement, in order
+    (Gumbel-max trick, Yellott 1977; Vieira 2014).
+    """
+    exponential = torch.empty_like(values).exponential_(generator=generator)
+    return -exponential.clamp_(min=_TINY).log_()
 
 
 def _rounded(origin: float) -> float:

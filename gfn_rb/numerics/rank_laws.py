@@ -12,9 +12,9 @@ from torch import Tensor
 from gfn_rb.arguments import as_count
 from gfn_rb.kernels import as_array, compiled
 from gfn_rb.kernels.order import Order
-from gfn_rb.kernels.weights import first_occurrences
-from gfn_rb.numerics.weighted_rows import categorical
-from gfn_rb.shapes import Bool, Float, Float64, Int64
+from gfn_rb.kernels.weights import first_occurrences, gumbel_like
+from gfn_rb.numerics.weighted_rows import WeightedRows
+from gfn_rb.shapes import Float, Float64, Int64
 
 # Ranks whose mass is summed one by one. Beyond them the expansion that follows is exact.
 _HEAD = 2**12
@@ -177,13 +177,14 @@ def _geometric(uniform, n, log_decay, total, log_scale):  # type: ignore[no-unty
 # A law over the ranks 0 to n - 1.
 RankLaw = HarmonicLaw | StepLaw | GeometricLaw
 
-_TINY = 1e-300
 
-
-def ranked_rows(capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> RankedDistribution:
+def ranked_rows(
+    capacity: int, like: Tensor, law: Callable[[int], RankLaw]
+) -> RankedDistribution | RankedRows:
     """Return an empty distribution over so many rows, the one that suits the device of keys."""
-    kind = RankedDistribution if like.device.type == "cpu" else RankedRows
-    return kind(capacity, like, law)
+    if like.device.type == "cpu":
+        return RankedDistribution(capacity, law)
+    return RankedRows(capacity, like.device, law)
 
 
 class RankedDistribution:
@@ -192,7 +193,7 @@ class RankedDistribution:
     Rows of equal keys share their ranks: each is drawn with the mean probability of these ranks.
     """
 
-    def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
+    def __init__(self, capacity: int, law: Callable[[int], RankLaw]) -> None:
         self._law = law
         self._order = Order(as_count("capacity", capacity))
 
@@ -200,8 +201,8 @@ class RankedDistribution:
         return len(self._order)
 
     @property
-    def has_mass(self) -> Bool[Tensor, ""] | bool:
-        """Whether a row can be drawn. On a device False where a key is NaN."""
+    def has_mass(self) -> bool:
+        """Whether a row can be drawn."""
         return len(self) > 0
 
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> bool:
@@ -259,7 +260,7 @@ class RankedDistribution:
 
     def draw_distinct(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"], Bool[Tensor, ""] | bool]:
+    ) -> tuple[Int64[Tensor, "k"], Float[Tensor, "k"], bool]:
         """Draw n different rows that have a key, one after another, each from what is left.
 
         The first n different rows that draws with replacement meet have this law. Where a peaked
@@ -285,79 +286,26 @@ class RankedDistribution:
             once = first_occurrences(row)
         drawn, log_p = (torch.from_numpy(each[once[:n]]) for each in (row, log_prob))
         if (missing := n - len(drawn)) > 0:
-            others, more_log_p = _perturbed(self.log_probs(law.n), missing, generator, drawn)
-            drawn, log_p = torch.cat([drawn, others]), torch.cat([log_p, more_log_p])
+            every = self.log_probs(law.n)
+            left = every.index_fill(0, drawn, -math.inf)
+            others = (left + gumbel_like(left, generator)).topk(missing).indices
+            drawn, log_p = torch.cat([drawn, others]), torch.cat([log_p, every[others].float()])
         return drawn, log_p, True
 
 
-class RankedRows(RankedDistribution):
-    """The same on a device, where keys are sorted anew after each change.
+class RankedRows(WeightedRows):
+    """The same on a device, where keys are sorted anew after each change of a key or of the law."""
 
-    All ranks are perturbed to draw different ones: to count repeated draws would wait for the
-    device.
-    """
-
-    def __init__(self, capacity: int, like: Tensor, law: Callable[[int], RankLaw]) -> None:
-        super().__init__(1, like, law)
-        self._known: tuple[RankLaw, Tensor] | None = None  # log-probabilities by row
-        self.assign(like[:0])
-
-    def __len__(self) -> int:
-        return self._key.shape[0]
-
-    @property
-    def has_mass(self) -> Bool[Tensor, ""] | bool:
-        """Whether a row can be drawn: False where a key is NaN."""
-        return len(self) > 0 and ~self._key.isnan().any()
+    def __init__(self, capacity: int, device: torch.device, law: Callable[[int], RankLaw]) -> None:
+        super().__init__(capacity, device)
+        self._law = law
 
     def assign(self, key: Float[Tensor, "n"]) -> bool:
-        """Set the keys of the first n rows; the others have none."""
-        self._key, self._known = key, None
-        return True
-
-    def log_probs(self, n: int) -> Float64[Tensor, "n"]:
-        """Return log p of all rows, of which there are n."""
-        return self._log_probs().clone()
-
-    def _log_probs(self) -> Float64[Tensor, "n"]:
-        law = self._law(len(self))
-        if self._known is None or self._known[0] is not law:
-            key, row = self._key.neg().sort(stable=True)
-            first, end = (torch.searchsorted(key, key, right=right) for right in (False, True))
-            by_rank = law.log_prob(first, end)
-            self._known = law, torch.empty_like(by_rank).index_copy_(0, row, by_rank)
-        return self._known[1]
-
-    def draw(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
-        """Draw n rows with replacement, and return the log-probability of each as well."""
-        log_prob = self._log_probs()
-        row = categorical(log_prob.exp(), n, generator)
-        return row, log_prob[row].to(torch.float32)
-
-    def draw_distinct(
-        self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
-        """Draw n different rows that have a key, one after another, each from what is left."""
-        row, log_prob = _perturbed(self._log_probs(), n, generator)
-        return row, log_prob, log_prob[-1] > -math.inf
-
-
-def _perturbed(
-    log_prob: Float64[Tensor, "N"],
-    n: int,
-    generator: torch.Generator | None,
-    without: Int64[Tensor, "m"] | None = None,
-) -> tuple[Int64[Tensor, "n"], Float[Tensor, "n"]]:
-    """Draw n different rows as the largest of Gumbel-perturbed log-probabilities.
-
-    The log-probability of each comes with it.
-    """
-    left = log_prob if without is None else log_prob.index_fill(0, without, -math.inf)
-    exponential = torch.empty_like(log_prob).exponential_(generator=generator)
-    row = (left - exponential.clamp_(min=_TINY).log_()).topk(n).indices
-    return row, log_prob[row].to(torch.float32)
+        """Set the keys of the first n rows; the others have none. If one is NaN, none is drawn."""
+        ordered, row = key.neg().sort(stable=True)
+        first, end = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
+        by_rank = self._law(len(key)).log_prob(first, end).where(~key.isnan().any(), math.nan)
+        return super().assign(torch.empty_like(by_rank).index_copy_(0, row, by_rank))
 
 
 def _uniform(n: int, generator: torch.Generator | None) -> Float64[np.ndarray, "n"]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.arguments import as_count
-from gfn_rb.kernels.weights import LARGEST, Weights, first_occurrences
+from gfn_rb.kernels.weights import LARGEST, Weights, first_occurrences, gumbel_like
 from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
 
 
@@ -127,19 +127,6 @@ class WeightedRows:
             largest = self.log_weight.amax().clamp_(min=-LARGEST)
             self._mass = torch.exp(self.log_weight - largest).cumsum(0), largest
         return self._mass
-
-
-def gumbel_like(values: Float64[Tensor, "*s"], generator: torch.Generator | None) -> Tensor:
-    """Draw standard Gumbel variables, as many as there are values, on their device."""
-    return gumbel_of(
-        torch.rand(values.shape, dtype=torch.float64, device=values.device, generator=generator)
-    )
-
-
-def gumbel_of(uniform: Float64[Tensor, "*s"]) -> Float64[Tensor, "*s"]:
-    """Turn uniform numbers in [0, 1) into standard Gumbel variables."""
-    # A uniform of 0 stands for the half-open interval below 2^-53: keep its logarithm finite.
-    return -torch.log(-torch.log1p(-uniform).clamp(max=-(2.0**-54)))
 
 
 def categorical(

@@ -15,10 +15,9 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb.arguments import as_count, name_of, require_device_of
 from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
-from gfn_rb.kernels.weights import LARGEST, Weights
+from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.near.groups import Groups
-from gfn_rb.numerics.weighted_rows import gumbel_of
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.torchrl_compat import DrawInfo, outside_graph
@@ -225,14 +224,15 @@ class GroupSampler(KeySampler):
     def _draw_different_rows(
         self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
-        """Draw k different rows of each group, by perturbed log-weights; see ``perturbed``."""
+        """Draw k different rows of each group, by perturbed log-weights; see ``gumbel_like``."""
         slot, size, log_prob = self._within(storage, number)
-        uniform, n_positive = torch.rand(len(slot), dtype=torch.float64, generator=self._rng), size
-        of = np.arange(len(number)).repeat(size)
+        of, n_positive = np.arange(len(number)).repeat(size), size
         if self.temperature == math.inf:
+            uniform = torch.rand(len(slot), dtype=torch.float64, generator=self._rng)
             order = (of + uniform.numpy()).argsort()
         else:
-            order = np.lexsort((-log_prob - gumbel_of(uniform).numpy(), of))
+            gumbel = gumbel_like(torch.from_numpy(log_prob), self._rng)
+            order = np.lexsort((-log_prob - gumbel.numpy(), of))
             n_positive = np.bincount(of, log_prob > -np.inf, len(number)).astype(np.int64)
         nth = np.arange(k)
         if (fewest := int(n_positive.min())) < k:

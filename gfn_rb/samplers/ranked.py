@@ -14,6 +14,7 @@ from gfn_rb.numerics.rank_laws import (
     GeometricLaw,
     HarmonicLaw,
     RankedDistribution,
+    RankedRows,
     RankLaw,
     StepLaw,
     ranked_rows,
@@ -48,8 +49,10 @@ class RankSampler(KeySampler):
 
     def _parameter_changed(self) -> None:
         self._current = None
+        if isinstance(self._distribution, RankedRows):  # which has the probabilities of all rows
+            self._column.forget()
 
-    def _make_distribution(self, capacity: int, like: Tensor) -> RankedDistribution:
+    def _make_distribution(self, capacity: int, like: Tensor) -> RankedDistribution | RankedRows:
         self._current = None
         return ranked_rows(capacity, like, self._law_of)
 

@@ -4,7 +4,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from factories import DEVICES
 from hypothesis import given, strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
@@ -13,11 +12,15 @@ from gfn_rb.numerics.rank_laws import (
     _HEAD,
     GeometricLaw,
     HarmonicLaw,
+    RankedRows,
     StepLaw,
     ranked_rows,
 )
 
 BELOW_1 = 1 - 2.0**-53
+# On the host; as on a device, but on the host as well; on a device.
+KINDS = ["host", "rows", pytest.param("cuda", marks=pytest.mark.cuda)]
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def log_prob_of(law, rank):
@@ -100,10 +103,19 @@ def test_step_law_is_inverted_exactly(n, top, share):
         assert p[quantile(law, [u])[0]] > 0
 
 
-def distribution(key, law, device="cpu", capacity=None):
-    key = torch.as_tensor(key, dtype=torch.float32, device=device)
-    ranked = ranked_rows(capacity or max(len(key), 1), key, law)
-    ranked.assign(key)
+def device_of(kind):
+    return torch.device("cuda" if kind == "cuda" else "cpu")
+
+
+def distribution(key, law, kind="host", capacity=None):
+    key = torch.as_tensor(key, dtype=torch.float32, device=device_of(kind))
+    capacity = capacity or max(len(key), 1)
+    if kind == "rows":
+        ranked = RankedRows(capacity, key.device, law)
+    else:
+        ranked = ranked_rows(capacity, key, law)
+    if len(key):
+        ranked.assign(key)
     return ranked
 
 
@@ -118,19 +130,19 @@ def probabilities(key, law):
     return np.array([p[key == each].mean() for each in key])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@every_kind
 @pytest.mark.parametrize("n", [7, 3000])
-def test_draws_with_replacement_have_the_law(device, n):
-    generator = torch.Generator(device).manual_seed(0)
+def test_draws_with_replacement_have_the_law(kind, n):
+    generator = torch.Generator(device_of(kind)).manual_seed(0)
     key = torch.randint(n // 2, (n,), generator=torch.Generator().manual_seed(1)).tolist()
-    ranked = distribution(key, harmonic(0.05), device)
+    ranked = distribution(key, harmonic(0.05), kind)
     p = probabilities(key, HarmonicLaw(n, 0.05 * n))
     index, log_prob = ranked.draw(100_000, generator)
     assert chi_square_p(np.bincount(index.cpu(), minlength=n), p) > 1e-3
     np.testing.assert_allclose(log_prob.exp().cpu(), p[index.cpu()], rtol=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@every_kind
 @pytest.mark.parametrize(
     ("law", "n"),
     [
@@ -143,10 +155,10 @@ def test_draws_with_replacement_have_the_law(device, n):
         (lambda n: GeometricLaw(n, 4, 0.3), 4),
     ],
 )
-def test_distinct_draws_have_the_law_of_successive_sampling(device, law, n):
-    generator = torch.Generator(device).manual_seed(3)
+def test_distinct_draws_have_the_law_of_successive_sampling(kind, law, n):
+    generator = torch.Generator(device_of(kind)).manual_seed(3)
     key = [0.5, 3.0, -1.0, 3.0, -math.inf]
-    ranked = distribution(key, law, device)
+    ranked = distribution(key, law, kind)
 
     def draw():
         index, log_prob, enough = ranked.draw_distinct(n, generator)
@@ -174,35 +186,35 @@ def test_a_peaked_law_of_many_rows_is_drawn_in_rounds():
     assert chi_square_p(counts, p) > 1e-3
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_all_rows_can_be_drawn_and_no_more_than_have_a_probability(device):
-    generator = torch.Generator(device).manual_seed(0)
-    index, _, enough = distribution(range(50), harmonic(1e-3), device).draw_distinct(50, generator)
+@every_kind
+def test_all_rows_can_be_drawn_and_no_more_than_have_a_probability(kind):
+    generator = torch.Generator(device_of(kind)).manual_seed(0)
+    index, _, enough = distribution(range(50), harmonic(1e-3), kind).draw_distinct(50, generator)
     assert sorted(index.tolist()) == list(range(50))
     assert bool(enough)
-    top_only = distribution([0.0, 1.0, 2.0], lambda n: StepLaw(n, 2, 1.0), device)
+    top_only = distribution([0.0, 1.0, 2.0], lambda n: StepLaw(n, 2, 1.0), kind)
     *_, enough = top_only.draw_distinct(3, generator)
     assert not bool(enough)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_mass(device):
-    ranked = distribution([], harmonic(1.0), device, capacity=4)
+@every_kind
+def test_mass(kind):
+    ranked = distribution([], harmonic(1.0), kind, capacity=4)
     assert not ranked.has_mass
-    ranked.assign(torch.tensor([3.0], device=device))
+    ranked.assign(torch.tensor([3.0], device=device_of(kind)))
     assert ranked.has_mass
-    if device == "cuda":  # where a write never waits to look for NaN
-        ranked.assign(torch.tensor([0.0, math.nan], device=device))
+    if kind != "host":  # where a write never waits to look for NaN
+        ranked.assign(torch.tensor([0.0, math.nan], device=device_of(kind)))
         assert not ranked.has_mass
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_rows_follow_any_updates(device):
+@every_kind
+def test_rows_follow_any_updates(kind):
     generator = torch.Generator().manual_seed(0)
     key = torch.randint(9, (40,), generator=generator).double()
-    ranked = distribution(key[:20].tolist(), harmonic(0.1), device, capacity=40)
-    ranked.assign(key[:30].to(device))
-    if device == "cpu":
+    ranked = distribution(key[:20].tolist(), harmonic(0.1), kind, capacity=40)
+    ranked.assign(key[:30].to(device_of(kind)))
+    if kind == "host":
         for _ in range(9):
             index = torch.randint(30, (7,), generator=generator)
             value = torch.randint(9, (7,), generator=generator).double()

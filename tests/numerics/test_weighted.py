@@ -262,7 +262,7 @@ for scale in (1.0, 50.0, 1e4, 1e308):
         note(*tree.perturbed(n, generator), tree.log_total, torch.from_numpy(tree._mass))
 for law in (HarmonicLaw(9000, 3.0), StepLaw(9000, 90, 0.7), GeometricLaw(9000, 8000, 0.999)):
     key = torch.randn(9000, generator=generator)
-    ranked = RankedDistribution(9000, key, lambda n: law)
+    ranked = RankedDistribution(9000, lambda n: law)
     ranked.assign(key)
     note(*ranked.draw(500, generator), *ranked.draw_distinct(500, generator))
 print(digest.hexdigest())
