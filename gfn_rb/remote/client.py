@@ -168,16 +168,14 @@ class ManagerClient:
                 )
             self._welcome(checked_answer(answer, Kind.HELLO))
 
-    def _send(
-        self, rows: TensorDictBase, store: bool, ready: Collection[int], is_new: bool = True
-    ) -> int:
+    def _send(self, rows: TensorDictBase, ready: Collection[int], is_new: bool = True) -> int:
         """Send each row to the manager that owns it, of those ready; return how many were sent."""
-        start, sent, batch = time.perf_counter(), 0, SentBatch(rows.batch_size[0], store, is_new)
+        start, sent, batch = time.perf_counter(), 0, SentBatch(rows.batch_size[0], is_new)
         parts = shares(rows, self.membership, ready, self._n_batches)
         for i, (rank, at) in enumerate(parts):
             part = rows if at is None else select_rows(rows, at)
             n, number = part.batch_size[0], next(self._numbers)
-            meta: dict[str, Any] = {"id": number, "store": store}
+            meta: dict[str, Any] = {"id": number}
             if len(self.membership) > 1:  # each is to feed an equal part of the quota, in turn
                 each, more = divmod(self._quota if is_new else 0, len(parts))
                 meta["quota"] = each + ((i + self._n_batches) % len(parts) < more)
@@ -294,7 +292,7 @@ class ManagerClient:
         self.membership.seen(rank)
         log.warning("%s: manager %d is back", self._name, rank)
         for rows in self._held():
-            self._send(rows, True, [rank], is_new=False)
+            self._send(rows, [rank], is_new=False)
 
     def _welcome(self, answer: ReceivedFrame) -> None:
         """Use a manager's answer to a greeting."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,7 +192,7 @@ class MessageHandler:
             raise ArgumentError(f"id must be an integer of 64 bits, got {number!r:.80}")
         if quota is not None and (type(quota) is not int or quota < 0):
             raise ArgumentError(f"quota must be at least 0, got {quota!r:.80}")
-        result = self._handle_batch(rows, source, bool(meta.get("store", True)))
+        result = self._handle_batch(rows, source)
         self.batches += 1
         scored = {"outcomes": result.outcomes, "scores": result.scores}
         answer: dict[str, Any] = {"to": number, **scored}
@@ -211,17 +212,16 @@ class MessageHandler:
             answer["error"] = describe_error(error)
         self._reply(frame, Kind.SCORES, answer, fed, result.per_row)
 
-    def _handle_batch(self, rows: TensorDictBase, sender: int, store: bool = True) -> BatchResult:
+    def _handle_batch(self, rows: TensorDictBase, sender: int) -> BatchResult:
         """Store and score a batch; an error is part of the result and does not end the manager."""
         try:
             self._watch.switch("store")
             log_reward = check_rows(rows, self._below)
             n = log_reward.shape[0]
-            outcomes = self._store(rows, n, sender) if store else {"scored": n}
+            outcomes = self._store(rows, n, sender)
         except Exception as error:  # a writer, transform or storage may raise anything
             return BatchResult({"refused": rows.batch_size[0]}, error=error)
-        if store:  # rows that are only scored have no effect on the baseline
-            self._baseline.observe(log_reward, outcomes.get("stored", 0))
+        self._baseline.observe(log_reward, outcomes.get("stored", 0))
         if self._score is None:
             return BatchResult(outcomes)
         try:
@@ -261,7 +261,7 @@ class MessageHandler:
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
         self._workers.leave(frame.source, GONE)
-        self._reply(frame, Kind.GOODBYE, self._senders[frame.source].to_json())
+        self._reply(frame, Kind.GOODBYE, asdict(self._senders[frame.source]))
 
     # Replies.
 

@@ -30,7 +30,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, check_rows
 from gfn_rb.remote.handler import MessageHandler
-from gfn_rb.remote.messages import Kind, ScoreFunction, one_line
+from gfn_rb.remote.messages import Kind, ScoreFunction, SenderStatistics, one_line
 from gfn_rb.remote.ranks import Membership, check_roles
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.reward import RewardPrioritizedWriter
@@ -214,7 +214,7 @@ class ReplayBufferManager(MessageHandler):
             "batches": self.batches,
             "subscribers": sorted(self._feeder.subscribers),
             "senders": {
-                str(rank): {**sender.to_json(), **asdict(self._workers[rank])}
+                str(rank): {**asdict(sender), **asdict(self._workers[rank])}
                 for rank, sender in self._senders.items()
             },
             "seconds": self._watch.read(),
@@ -253,7 +253,7 @@ class ReplayBufferManager(MessageHandler):
             "feeder": self._feeder.state_dict(),
             "baseline": self._baseline.state_dict(),
             "workers": self._workers.state_dict(),
-            "senders": {str(rank): each.to_json() for rank, each in self._senders.items()},
+            "senders": {str(rank): asdict(each) for rank, each in self._senders.items()},
             "seconds": self._watch.read(),
             "batches": self.batches,
             "journal": None if journal is None else journal.position,
@@ -293,9 +293,9 @@ class ReplayBufferManager(MessageHandler):
             self._feeder.load_state_dict(state["feeder"])
             self._baseline.load_state_dict(state["baseline"])
             self._workers.load_state_dict(state["workers"])
-            for rank, sender in self._senders.items():
+            for rank in self._senders:
                 if str(rank) in state["senders"]:
-                    sender.restore(state["senders"][str(rank)])
+                    self._senders[rank] = SenderStatistics(**state["senders"][str(rank)])
             self._watch.restore(state["seconds"])
             self.batches = self._batches_saved = state["batches"]
 

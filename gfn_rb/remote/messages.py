@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from numbers import Real
 from typing import Any, Final, NamedTuple, TypeGuard
@@ -18,7 +18,7 @@ from torch import Tensor
 from gfn_rb.errors import ArgumentError, RemoteError, ShapeError
 from gfn_rb.transports.base import Deadline
 
-PROTOCOL: Final = 4  # raised by each change that makes two sides misunderstand each other
+PROTOCOL: Final = 5  # raised by each change that makes two sides misunderstand each other
 
 DATA_TAG: Final = 0  # items, scores and fed items
 METADATA_TAG: Final = 1  # questions of any rank, and their answers
@@ -28,7 +28,7 @@ class Kind(IntEnum):
     """Kinds of frames. A question and its answer have the same kind."""
 
     HELLO = 1  # worker: its terms; manager: its protocol, baseline and form of rows
-    ITEMS = 2  # worker: rows, and whether to store them
+    ITEMS = 2  # worker: rows
     SCORES = 3  # manager, in answer to ITEMS: outcomes, scores, baseline, and fed items
     GOODBYE = 4  # worker: it will send no more; manager: the worker's counters
     ERROR = 5  # manager: refuses a frame
@@ -65,9 +65,6 @@ def pack(result: Any, n: int) -> tuple[dict[str, float], TensorDict | None]:
     return numbers, TensorDict(rows, [n]) if rows else None
 
 
-OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
-
-
 @dataclass
 class Outcomes:
     """Numbers of rows by their outcome at a manager.
@@ -76,7 +73,7 @@ class Outcomes:
         stored: they are in its buffer, or were for a while.
         rejected: its writer did not keep them.
         duplicates: it held the same object, or the batch did.
-        scored: they were only scored, because that was asked for or there is no buffer.
+        scored: they were only scored, because there is no buffer.
         refused: they do not fit its buffer.
     """
 
@@ -86,24 +83,13 @@ class Outcomes:
     scored: int = 0
     refused: int = 0
 
-    @property
-    def outcomes(self) -> int:
-        """Number of all rows."""
-        return self.stored + self.rejected + self.duplicates + self.scored + self.refused
-
     def count(self, **rows: int) -> None:
         """Add to counters by name."""
         for name, n in rows.items():
             setattr(self, name, getattr(self, name) + n)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the counters by name."""
-        return asdict(self)
 
-    def restore(self, values: dict[str, Any]) -> None:
-        """Resume from earlier counters."""
-        for each in fields(self):
-            setattr(self, each.name, values[each.name])
+OUTCOMES = tuple(each.name for each in fields(Outcomes))
 
 
 @dataclass
@@ -261,7 +247,6 @@ class SentBatch:
 
     Attributes:
         n: number of its rows.
-        store: whether they are to be stored, or only scored.
         is_new: whether the caller gets the reply; False for rows that are sent again.
         unanswered: number of managers that have not answered.
         answers: replies of single managers, each with the positions of its rows in the batch; None
@@ -269,7 +254,6 @@ class SentBatch:
     """
 
     n: int
-    store: bool
     is_new: bool = True
     unanswered: int = 0
     answers: list[tuple[Tensor | None, Reply]] = field(default_factory=list)

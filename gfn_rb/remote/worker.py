@@ -69,8 +69,8 @@ class ReplayBufferWorker(ManagerClient):
             at least 1. A manager with as many is sent no further one. Rows that it owns are counted
             as ``skipped`` and stay in the worker's own buffer. This bounds memory.
         frequency: number of adds between messages, at least 1.
-        payload: what to send: ``"items"`` whole; ``"terminating"`` states with log-reward and
-            condition; or ``"scoring"``, the same states, to be scored and not stored.
+        payload: what to send: ``"items"`` whole, or ``"terminating"`` states with log-reward and
+            condition.
         filter: :class:`~gfn_rb.remote.BaselineFilter` that drops rows below the managers' baseline;
             None to send all rows.
         subscription: :class:`~gfn_rb.remote.Subscription` to rows of others; None for none.
@@ -300,7 +300,7 @@ class ReplayBufferWorker(ManagerClient):
         left = sum([rows.batch_size[0] for rows in batches])
         try:
             rows = batches[0] if len(batches) == 1 else join_batches(batches)
-            if self.payload != "items":
+            if self.payload == "terminating":
                 rows, n = reduce_to_states(rows), left
                 left = len(rows)
                 self.statistics.reduced += n - left
@@ -308,7 +308,7 @@ class ReplayBufferWorker(ManagerClient):
                 rows, n = self.filter(rows, self.baseline), left
                 left = len(rows)
                 self.statistics.filtered += n - left
-            sent = self._send(rows, self.payload != "scoring", ready) if left else 0
+            sent = self._send(rows, ready) if left else 0
             left -= sent
         finally:  # rows that cannot be sent are accounted for as well
             self.statistics.skipped += left
@@ -316,7 +316,7 @@ class ReplayBufferWorker(ManagerClient):
 
     def _held(self) -> Iterator[TensorDictBase]:
         """Yield the rows of the local buffer, as they are sent; nothing if these have no owner."""
-        if self.buffer is None or self.payload == "scoring":
+        if self.buffer is None:
             return
         for rows in batches_of(self.buffer):
             known = set(rows.keys())

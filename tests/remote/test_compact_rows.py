@@ -36,7 +36,7 @@ def stored(env, form, device="cpu"):
 class Exchange:
     """What one worker adds, a manager scores and stores, and another worker is fed."""
 
-    def __init__(self, env, rows, form, manager=None, payload="items", frequency=1):
+    def __init__(self, env, rows, form, manager=None, frequency=1):
         finder, keeper, learner = group(3)
         self.scored = []
         self.manager = ReplayBufferManager(
@@ -46,13 +46,10 @@ class Exchange:
             workers=[0, 2],
             managers=[1],
         )
-        options = {"payload": payload, "frequency": frequency}
-        self.finder = ReplayBufferWorker(finder, 1, stored(env, form), **options)
+        self.finder = ReplayBufferWorker(finder, 1, stored(env, form), frequency=frequency)
         subscription = Subscription(stored(env, form), 99, "top", own=True)
         compact = compact_rows_of(subscription.buffer)
-        self.learner = ReplayBufferWorker(
-            learner, 1, subscription=subscription, payload=payload, compact=compact
-        )
+        self.learner = ReplayBufferWorker(learner, 1, subscription=subscription, compact=compact)
         self.fed_to = subscription.buffer
         with threads(self.manager.run):
             with self.finder, self.learner:
@@ -122,9 +119,14 @@ def test_rows_travel_whole_to_ranks_that_store_them_otherwise(manager, is_smalle
 
 
 def test_states_alone_travel_whole_where_actions_are_stored():
-    ours = Exchange(DNA, found(DNA), "rebuild", fifo_buffer(99), payload="scoring")
-    assert sum(map(len, ours.scored)) == 12 + 1
-    assert all(States.from_tensordict(each).is_terminating.all() for each in ours.scored)
+    (mine, theirs), rb = group(2), fifo_buffer(99)
+    with (
+        threads(ReplayBufferManager(theirs, rb).run),
+        ReplayBufferWorker(mine, 1, stored(DNA, "rebuild"), payload="terminating") as worker,
+    ):
+        worker.extend(found(DNA))
+    assert States.from_tensordict(rb[:]).is_terminating.all()
+    assert len(rb) == worker.statistics.stored > 0
 
 
 def test_what_does_not_fit_the_environment_travels_whole_and_is_refused_where_it_is_stored():

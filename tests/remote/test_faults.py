@@ -148,7 +148,7 @@ def test_a_worker_that_cannot_read_an_answer_goes_on(caplog, spoilt):
             pass
     assert "cannot read what manager 0 sent on tag 0" in caplog.text
     assert worker.managers == [0]
-    assert worker.statistics.sent == worker.statistics.outcomes + worker.statistics.lost == 4
+    assert worker.statistics.sent == worker.statistics.stored + worker.statistics.lost == 4
     assert worker.statistics.lost <= 1
     assert values_of(manager.buffer) == [0, 1, 2, 3, 50]
 

@@ -76,9 +76,9 @@ def bytes_of(
 
 SCORES = TensorDict({"each": torch.tensor([1.0, 2.0])}, [2])
 QUESTIONS = [
-    bytes_of(Kind.ITEMS, {"id": 1, "store": True}, objects([1, 2])),
-    bytes_of(Kind.ITEMS, {"id": 1, "store": True, "quota": 1}, objects([3])),
-    bytes_of(Kind.ITEMS, {"id": 1, "store": False}, trajectories([1, 2, 3])),
+    bytes_of(Kind.ITEMS, {"id": 1, "quota": 2}, objects([1, 2])),
+    bytes_of(Kind.ITEMS, {"id": 1, "quota": 1}, objects([3])),
+    bytes_of(Kind.ITEMS, {"id": 1, "quota": 0}, trajectories([1, 2, 3])),
     bytes_of(Kind.ITEMS, {"id": 1}, PATHS),
     bytes_of(Kind.ITEMS, {"id": 1}, objects(range(1500))),
     bytes_of(Kind.ITEMS, {"id": 1}, objects([1, 2]), SCORES),
@@ -105,7 +105,7 @@ def random_meta(pick: random.Random, *honest: dict[str, Any]) -> dict[str, Any]:
     for _ in range(pick.choice([0, 0, 1, 1, 2, 4])):
         inside = [each for each in (meta, *meta.values()) if isinstance(each, dict)]
         place = pick.choice(inside)
-        names = [*place, "id", "to", "quota", "nested", "compact", "store", "rows"]
+        names = [*place, "id", "to", "quota", "nested", "compact", "rows"]
         name = pick.choice(names)
         value = word(pick)
         if place is not meta:  # which others share
@@ -156,11 +156,11 @@ def random_rows(pick: random.Random) -> TensorDictBase | None:
     return rows
 
 
-ITEMS = {"id": 1, "store": True}
+ITEMS = {"id": 1}
 ASKED = [
     *[(Kind.ITEMS, ITEMS, True)] * 4,
     *[(Kind.ITEMS, {**ITEMS, "quota": 2}, True)] * 2,
-    (Kind.ITEMS, {**ITEMS, "store": False}, True),
+    (Kind.ITEMS, {**ITEMS, "quota": 0}, True),
     (Kind.HELLO, {"protocol": PROTOCOL, "subscription": TERMS, "rows": None}, False),
     (Kind.METADATA, {}, False),
     (Kind.HELD, {}, False),

@@ -80,7 +80,7 @@ def test_what_killed_managers_acknowledged_is_back(tmp_path):
             if round_ == n_kills:
                 cluster.worker.extend(objects([next(numbers)]))
                 for rows in cluster.worker._held():
-                    cluster.worker._send(rows, True, MANAGERS, is_new=False)
+                    cluster.worker._send(rows, MANAGERS, is_new=False)
                 cluster.worker.drain(PATIENCE)
                 everything = sorted(values_of(local), reverse=True)[:CAPACITY]
                 kept = cluster.queries.items(MANAGERS, PATIENCE)["state"][:, 0].tolist()

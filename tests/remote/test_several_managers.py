@@ -176,7 +176,8 @@ class Cluster:
         for worker in self.workers.values():
             counts = worker.statistics
             assert counts.offered == counts.sent + counts.skipped
-            assert counts.sent + counts.resent == counts.outcomes + counts.lost
+            answered = sum(getattr(counts, name) for name in OUTCOMES)
+            assert counts.sent + counts.resent == answered + counts.lost
 
     def check_fed(self):
         """Every worker is given all that is kept and that it did not find."""

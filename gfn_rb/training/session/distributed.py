@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,7 @@ def _train(
         result = run.run_training(trainer, folder, stop, meetings.describe, lambda: meetings.stops)
         if manager is not None:
             manager.worker.close(config.patience)
-            statistics = manager.worker.statistics.to_json()
+            statistics = asdict(manager.worker.statistics)
             counters = {"managers": manager.worker.managers, **statistics}
         if result.stopped_by is not None:
             if is_first:

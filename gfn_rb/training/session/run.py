@@ -23,7 +23,6 @@ from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 from gfn_rb.training.trainer import FLOW, Row, Trainer
-from gfn_rb.transports.launch import launched
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}]{postfix}"
@@ -72,15 +71,6 @@ def progress(
         except BaseException:
             bar.leave = is_terminal  # the error is the one line that is printed
             raise
-
-
-def tell(line: str) -> None:
-    """Print a line on stderr; started by a launcher, on the terminal as well."""
-    print(line, file=sys.stderr, flush=True)
-    # An mpiexec that Ctrl-C ends prints nothing more of what its ranks say.
-    if launched() is not None and not sys.stderr.isatty():
-        with suppress(OSError), open("/dev/tty", "w") as terminal:  # there may be none
-            print(line, file=terminal)
 
 
 def describe_progress(trainer: Trainer, loss: float) -> str:
@@ -274,7 +264,8 @@ def run_training(
     if is_stopped():
         if folder.rank == 0:
             done = f"stopped after {trainer.steps_done:,} steps, which are saved"
-            tell(f"{done}; continue with: {folder.how_to_resume()}")
+            how = folder.how_to_resume()
+            print(f"{done}; continue with: {how}", file=sys.stderr, flush=True)
         return RunResult(trainer, folder, trainer.history[-1], stop.received)
     row = trainer.history[-1]
     if is_new := row["step"] != trainer.steps_done:

@@ -116,13 +116,12 @@ def test_nobody_is_fed_without_bounds():
 
 
 @pytest.mark.parametrize("rb", [True, False])
-@pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("names", [(), ("state",), ("log_reward",), ("log_reward", "state")])
-def test_rows_without_content_are_bounded_by_their_number(rb, store, names):
+def test_rows_without_content_are_bounded_by_their_number(rb, names):
     n = (1 << 31) - 1
     scene = Scene(fifo_buffer(9) if rb else None)
     rows = TensorDict({name: torch.zeros(n, 0) for name in names}, [n])
-    answer = scene.attack(meta={"id": 1, "store": store}, rows=rows)
+    answer = scene.attack(rows=rows)
     assert "WireError: it has 2147483647 rows, expected max_rows=1048576" in message_of(answer)
     assert answer.meta["to"] == 1
     assert scene.scored == []
@@ -228,10 +227,8 @@ def test_a_declared_layout_can_be_stored_and_is_that_of_the_rows_that_a_buffer_h
     assert values_of(rb) == [1, 77]
 
 
-def test_rows_to_be_scored_alone_make_no_baseline_and_high_ones_a_finite_one():
+def test_high_rows_make_a_finite_baseline():
     scene, high = Scene(fifo_buffer(9)), torch.tensor([1.7e308], dtype=torch.float64)
-    scene.attack(meta={"id": 1, "store": False}, rows=objects([3]).set("log_reward", high))
-    assert scene.manager.baseline is None
     for value in (3, 4):
         scene.attack(meta={"id": 2}, rows=objects([value]).set("log_reward", high))
     assert math.isfinite(scene.manager.baseline)

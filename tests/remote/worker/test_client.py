@@ -31,7 +31,7 @@ class Scene:
         assert all(link.receive().kind == Kind.HELLO for link in self.managers.values())
 
     def send(self, values):
-        return self.client._send(objects(values), True, self.client.managers)
+        return self.client._send(objects(values), self.client.managers)
 
     def answer(
         self, rank, to, outcomes, baseline=None, fed=None, scores=None, numbers=None, **more

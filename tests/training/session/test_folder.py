@@ -22,7 +22,6 @@ from gfn_rb.training.session.run import (
     describe_progress,
     progress,
     start_logger,
-    tell,
 )
 
 ROWS = [{"step": 0, "loss": None, "time_total": 0.1}, {"step": 5, "loss": 1 / 3, "time_total": 2.5}]
@@ -160,11 +159,6 @@ def test_the_bar_shows_how_training_stands(capsys, monkeypatch):
 
 
 def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
-    with monkeypatch.context() as ranks:
-        ranks.setenv("PMI_SIZE", "2")
-        ranks.setenv("PMI_RANK", "0")
-        tell("stopped")
-    assert capsys.readouterr().err == "stopped\n"
     trainer = trained(grid(steps=10), 3)
     loss = take(trainer, 2)  # in less time than a line is due after
     with progress(trainer, describe_progress, disable=True) as advance:  # as on other ranks

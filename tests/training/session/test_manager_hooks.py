@@ -1,7 +1,7 @@
 """A training rank and its manager, in threads."""
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from shutil import copytree
 from typing import get_args
 
@@ -79,7 +79,7 @@ class Runs:
 
     @property
     def sent(self):
-        return [each.worker.statistics.to_json() for each in self.hooks]
+        return [asdict(each.worker.statistics) for each in self.hooks]
 
     @property
     def received(self):
