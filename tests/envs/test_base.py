@@ -24,13 +24,6 @@ class TestScalarStatesAndConditions(GFNEnvConformance):
         return Ladder(4)
 
 
-def test_exit_and_dummy_lead_to_the_sink_and_moves_do_not() -> None:
-    env = Ladder(4)
-    state = torch.tensor([2, 2, 2, -1])
-    assert env.forward_step(state, torch.tensor([0, 1, -1, -1])).tolist() == [3, -1, -1, -1]
-    assert env.backward_step(state, torch.tensor([0, 0, -1, -1])).tolist() == [1, 1, -1, -1]
-
-
 def test_fingerprints_are_sums_of_fixed_odd_multiples() -> None:
     rng = random.Random(0)
     odd = [2 * rng.getrandbits(63) + 1 for _ in range(120)]
@@ -158,14 +151,6 @@ def test_conditions_are_drawn_at_reset_and_carried() -> None:
     assert condition.equal(condition[:, :1].expand(5, 4, 1))
     assert td["next", "condition"].equal(condition)
     torch.testing.assert_close(td["next", "log_reward"][:, -1], 3 * condition[:, 0, 0])
-
-
-def test_shapes_of_conditions_may_be_tuples() -> None:
-    env = Ladder(3)
-    state, sizes = env.source_state, {"n_actions": 2, "max_length": 4, "encoded_size": 1}
-    envs.GFNEnv.__init__(env, state, env.sink_state, condition_shape=(2, 3), **sizes)
-    assert env.condition_shape == torch.Size([2, 3])
-    assert env.condition_shape.numel() == 6
 
 
 def test_pickled_environment_is_the_same() -> None:

@@ -12,7 +12,6 @@ from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.losses import FlowMatching
-from gfn_rb.losses.detailed_balance import log_flows
 
 ENVS = {"grid": lambda: HyperGrid(2, 3), "letters": lambda: CountOnes(2, 3, "prepend_append")}
 
@@ -97,16 +96,6 @@ def test_the_modified_form_needs_every_state_to_be_terminating():
         ArgumentError, match=r"log P_F\(exit\) must be finite, got -inf.*not termin"
     ):
         loss(rows)
-
-
-def test_one_number_per_state_and_condition():
-    flow = TensorDictModule(lambda s: 2.0 * s, ["state"], ["log_flow"])
-    assert log_flows(flow, torch.tensor([1, 3]), None).tolist() == [2, 6]
-    with_condition = TensorDictModule(
-        lambda s, c: s + c[:, 0], ["state", "condition"], ["log_flow"]
-    )
-    condition = torch.tensor([[0.5], [0.25]])
-    assert log_flows(with_condition, torch.tensor([1, 3]), condition).tolist() == [1.5, 3.25]
 
 
 # Sub-trajectory balance, of trajectories.

@@ -59,14 +59,6 @@ def test_a_trunk_is_shared():
     assert forward.trunk.layers[0].weight.grad is not None
 
 
-def test_log_z_starts_where_told():
-    log_z = LogZ(3.0)
-    assert log_z().item() == 3.0
-    assert log_z().shape == ()
-    log_z().backward()
-    assert log_z.value.grad.item() == 1.0
-
-
 def test_a_state_flow_is_one_number_per_state():
     env = HyperGrid(2, 4)
     flow = StateFlow(env, hidden=(5,), initial=3.0)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import Ladder, seeded
+from factories import Ladder
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from gfn_rb import ActionSampler, Sampler, Trajectories
+from gfn_rb import ActionSampler, Trajectories
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, Line
 from gfn_rb.errors import NaNError
 from gfn_rb.policies import ForwardPolicy, MixturePolicy
@@ -59,17 +59,6 @@ def test_rows_that_torchrl_fills_with_zeros_need_no_condition():
     rows = TensorDict(batch_size=[16])
     rollout = env.rollout(env.max_length, acting, tensordict=rows, break_when_all_done=True)
     assert len(Trajectories.from_rollout(rollout, env.source_state)) == 16
-
-
-def test_parameters_are_drawn_as_a_sampler_draws_them():
-    env = Line(n_steps=1)
-    policy = MixturePolicy(env, (8,))
-    td = at(*[[0.0, 0.0], [1.0, 1.0]] * 20, env=env)
-    options = {"save_logprobs": True, "epsilon": 0.4}
-    acting = ActionSampler(policy, env=env, generator=seeded(), **options)(td)
-    sampled = Sampler(policy).sample_actions(env, td["state"], generator=seeded(), **options)
-    assert torch.equal(acting["action"], sampled.action)
-    assert torch.equal(acting["log_prob"], sampled.log_prob)
 
 
 def test_deterministic_exploration_takes_the_mean_of_parameters():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import Ladder, linear_policy, policy_of
+from factories import linear_policy, policy_of
 
 from gfn_rb.buffers import fifo_buffer
 from gfn_rb.containers import Trajectories
@@ -85,22 +85,6 @@ def test_action_log_probs_are_normalised_over_legal_actions():
     log_p = action_log_probs(linear_policy(env, False), env, states)
     torch.testing.assert_close(log_p.exp().sum(1), torch.ones(9))
     assert torch.equal(log_p > -torch.inf, env.forward_mask(states))
-
-
-def test_each_step_is_seen_with_its_rows_condition():
-    env = Ladder(3)
-    trajectories = Trajectories(
-        state=torch.tensor([[0, 1, -1, -1], [0, 1, 2, -1]]),
-        action=torch.tensor([[0, 1, -1], [0, 0, 1]]),
-        length=torch.tensor([2, 3]),
-        log_reward=torch.zeros(2),
-        condition=torch.tensor([[1.0], [2.0]]),
-    )
-    policy = policy_of(lambda s, c: torch.cat([torch.zeros_like(c), c], 1), False, "condition")
-    log_p = trajectory_log_probs(policy, env, trajectories)
-    up, out = -torch.tensor([1.0, 2.0]).exp().log1p(), -torch.tensor([-1.0, -2.0]).exp().log1p()
-    expected = torch.stack([up[0], out[0], torch.tensor(0.0), up[1], up[1], out[1]]).reshape(2, 3)
-    torch.testing.assert_close(log_p, expected)
 
 
 class TiltedGrid(HyperGrid):

@@ -41,14 +41,6 @@ def test_finished_rows_cost_nothing(is_backward):
     assert [len(state) for state in logits.asked] == under_way
 
 
-def test_no_row_is_gathered_while_all_are_under_way():
-    env = HyperGrid(2, 4)
-    start = env.source(4)
-    logits = Counted(3)
-    walk(env, lambda state: logits(state) - 50 * torch.eye(3)[2]).roll(start, None)
-    assert logits.asked[0].data_ptr() == start.data_ptr()
-
-
 class DeadEnd(HyperGrid):
     """A grid whose state (1, 1) has no way out."""
 
