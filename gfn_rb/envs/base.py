@@ -147,6 +147,13 @@ class GFNEnv(KeepsArguments, EnvBase):
         """Return which rows are the sink."""
         return self._equals(state, self.sink_state)
 
+    def is_in_range(self, state: StateBatch) -> Flags:
+        """Return which rows hold numbers within ``state_range`` alone; all if it is None."""
+        if self.state_range is None:
+            return torch.ones(len(state), dtype=torch.bool, device=state.device)
+        low, high = self.state_range
+        return flat_rows((state >= low) & (state <= high)).all(1)
+
     def kind(self, action: Shaped[Tensor, "*actions"]) -> Int64[Tensor, "*kinds"]:
         """Return the number of each action, without its parameters."""
         return action
@@ -357,11 +364,7 @@ class GFNEnv(KeepsArguments, EnvBase):
 
     def _check_parsed(self, state: Tensor, words: Sequence[str]) -> None:
         """Raise unless states are terminating; the first text that describes none is named."""
-        legal = self.forward_mask(state)[:, self.exit_action]
-        if self.state_range is not None:
-            low, high = self.state_range
-            flat = flat_rows(state)
-            legal = legal & (flat >= low).all(1) & (flat <= high).all(1)
+        legal = self.forward_mask(state)[:, self.exit_action] & self.is_in_range(state)
         if len(state) and not bool(legal.all()):
             text = words[int((~legal).nonzero()[0])]
             raise ArgumentError(

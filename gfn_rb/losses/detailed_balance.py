@@ -17,7 +17,7 @@ from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms, require_num
 from gfn_rb.rollout import action_log_probs, transition_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import entry_of
-from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import Bool, ConditionBatch, Float, StateBatch
 
 
 def log_flows(
@@ -101,7 +101,10 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         """Return log F(s) and log F(s'), 0 where s' is the sink; the network is called once."""
         # Both ends in one call: two would cost twice the overhead, which is most of the cost.
         (moves,), is_move = places(~exits)
-        state, condition = _both_ends(transitions, moves)
+        parent, child = edge_ends(transitions)
+        state, condition = torch.cat([parent, child[moves]]), transitions.condition
+        if condition is not None:
+            condition = torch.cat([condition, condition[moves]])
         flow, moved = log_flows(self.state_flow, state, condition).split([len(exits), len(moves)])
         if is_move is not None:
             moved = moved.where(is_move, 0)
@@ -188,14 +191,3 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
         require_finite_terms(residual, {"log_reward": log_reward, **terms})
         return residual.where(is_move, 0)
-
-
-def _both_ends(
-    transitions: Transitions, moves: Int64[Tensor, "m"]
-) -> tuple[Shaped[Tensor, "k *state"], Shaped[Tensor, "k *condition"] | None]:
-    """Return the states s of all rows, then s' of some, and their conditions."""
-    parent, child = edge_ends(transitions)
-    condition = transitions.condition
-    if condition is not None:
-        condition = torch.cat([condition, condition[moves]])
-    return torch.cat([parent, child[moves]]), condition

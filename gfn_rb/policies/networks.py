@@ -186,10 +186,6 @@ class UniformBackwardPolicy(StateModule):
         """Return zeros."""
         return torch.zeros(len(state), self.n_moves, device=state.device)
 
-    def evaluator(self) -> Evaluator:
-        """Return what gives zeros. See the base class."""
-        return lambda state, condition: torch.zeros(len(state), self.n_moves)
-
 
 class StateFlow(StateNetwork):
     """log F(s): a multilayer perceptron that writes the log flow through a state, "log_flow".

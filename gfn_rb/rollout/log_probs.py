@@ -114,14 +114,11 @@ def both_log_probs(
     trajectories: Trajectories,
 ) -> tuple[Float[Tensor, "n T"], Float[Tensor, "n T"]]:
     """Compute ``trajectory_log_probs`` of two policies; a trunk they share is called once."""
-    is_shared = (
-        getattr(forward, "trunk", None) is getattr(backward, "trunk", backward)
-        and isinstance(forward, StateModule)
-        and isinstance(backward, StateModule)
-        and forward.plain_trunk() is not None
-        and backward.plain_trunk() is not None
+    trunk, other = (
+        policy.plain_trunk() if isinstance(policy, StateModule) else None
+        for policy in (forward, backward)
     )
-    if not is_shared or not is_readable(trajectories.state):
+    if trunk is None or trunk is not other or not is_readable(trajectories.state):
         return (
             trajectory_log_probs(forward, env, trajectories),
             trajectory_log_probs(backward, env, trajectories),

@@ -164,14 +164,13 @@ def starting_states(env: GFNEnv, n: int | None, states: Tensor | None, is_backwa
     if states is None:
         return env.source(as_count("n", n, 0))
     env.check_state(states, "states")
-    if states.is_cpu and env.state_range is not None:  # a device would have to be waited for
-        low, high = env.state_range
-        if (wrong := (states < low) | (states > high)).any():
-            row = int(wrong.flatten(1).any(1).nonzero()[0])
-            raise ArgumentError(
-                f"states must hold numbers from {low} to {high}, got {states[row].tolist()} in "
-                f"row {row}"
-            )
+    # A device would have to be waited for.
+    if states.is_cpu and not (is_known := env.is_in_range(states)).all():
+        row = int((~is_known).nonzero()[0])
+        raise ArgumentError(
+            f"states must hold numbers within {env.state_range}, got {states[row].tolist()} in "
+            f"row {row}"
+        )
     if is_backward:
         env.check_terminating(states, "states")
         return states

@@ -141,7 +141,6 @@ class Walk:
         evaluate = None
         if type(self.policy).forward is StateModule.forward and not env.action_shape:
             evaluate = self.policy.evaluator()
-        is_plain = explored == Exploration(generator=explored.generator)
         steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
         row, state = np.arange(len(start)), start.detach().numpy()
         action, goes_on = row, np.ones(len(start), np.bool_)
@@ -165,10 +164,7 @@ class Walk:
                 parameters = None
                 if logits.shape != legal.shape:
                     require_entry(self.policy, keys.LOGITS, logits, legal.shape)
-            if is_plain:
-                p = logits.where(legal, -torch.inf).softmax(1)
-            else:
-                p = explored.probabilities(logits, legal)
+            p = explored.probabilities(logits, legal)
             kind = draw_on_host(p.detach().double().numpy(), u[: len(row)])
             if kind is None:
                 raise explain_no_draw(logits, legal, torch.from_numpy(state))
