@@ -77,10 +77,6 @@ class PackTrajectories(KeepsArguments, Transform):
         self.register_buffer("_source", env.source_state.detach().clone(), persistent=False)
         self._open: _OpenEpisodes | None = None
 
-    def forget(self) -> None:
-        """Drop the steps of all incomplete episodes."""
-        self._open = None
-
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Pack frames, batch size [*B, T]; return others, such as drawn rows, unchanged."""
         return self._packed(tensordict, None)

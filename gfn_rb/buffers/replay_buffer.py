@@ -113,9 +113,15 @@ class _TrackedWrites(DrawsAhead):
             return index
 
     def _add(self, data: TensorDictBase) -> int | Tensor:
-        if not self.counts_rows:
+        return self._add_counted(data) if self.counts_rows else super()._add(data)
+
+    @outside_graph
+    def _add_counted(self, data: TensorDictBase) -> int | Tensor:
+        with self._counted(OFFERED, 1) as may:
+            if not may or self._fresh(data.unsqueeze(0)) is not None:
+                self.statistics.n_old += may
+                return -1
             return super()._add(data)
-        return int(self._extend_counted(data.unsqueeze(0))[0])
 
     @contextmanager
     def _counted(self, side: int, n: int) -> Iterator[bool]:

@@ -1,16 +1,12 @@
 """Rows know which version of the policy made them: what is too old goes, and ages are told."""
 
-import math
 import random
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from factories import DEVICES, Ladder, rows, seeded, trajectories, without_waits
-from statistics_of_draws import chi_square_p
 from torchrl.collectors import Collector
-from torchrl.data import ConsumingSampler
 
 import gfn_rb
 from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories
@@ -103,34 +99,6 @@ def test_ages_are_those_of_what_was_drawn():
     rb.statistics.forget_ages()
     assert "mean_age" not in rb.stats()
     assert rb.stats()["drawn"] == 42
-
-
-@pytest.mark.parametrize(
-    ("sampler", "p"),
-    [
-        # 0.5 to the power of the age in versions; 4 rows of version 9, 2 of 8 and 2 of 6.
-        (
-            gfn_rb.SoftmaxRewardSampler("policy_version", -1 / math.log(0.5), replacement=True),
-            np.array([8] * 4 + [4] * 2 + [1] * 2) / 42,
-        ),
-        (gfn_rb.RecencySampler(newest=4, replacement=True), [0.25] * 4 + [0] * 4),
-    ],
-)
-def test_draws_by_age(sampler, p):
-    rb = gfn_rb.fifo_buffer(8, sampler=sampler, generator=seeded())
-    rb.extend(versioned([9, 9, 9, 9, 8, 8, 6, 6]))
-    index = rb.sample(20_000)["index"]
-    assert chi_square_p(np.bincount(index, minlength=8), p) > 1e-3
-
-
-def test_each_row_is_drawn_at_most_n_times():
-    rb = gfn_rb.fifo_buffer(8, sampler=ConsumingSampler(2), batch_size=3)
-    drawn = []
-    for start in (0, 8):
-        rb.extend(rows([0.0] * 8, start))
-        while len(rb):
-            drawn += rb.sample()["x"].tolist()
-    assert sorted(drawn) == sorted([*range(16)] * 2)
 
 
 def test_what_a_merged_buffer_draws_counts_at_its_members():

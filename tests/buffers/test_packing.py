@@ -156,17 +156,6 @@ def test_patience_counts_batches_that_do_not_continue_an_episode():
         assert len(episodes_in(pack(LONG[:1, 1:length]))) == n_found
 
 
-def test_forgotten_episodes_are_not_completed():
-    pack = PackTrajectories(ladder())
-    began = {int(i) for i in LONG["collector", "traj_ids"][:, 3]}
-    before = rows_of(pack, LONG[:, :4])
-    pack.forget()
-    after = rows_of(pack, LONG[:, 4:])
-    cut = sum(int((LONG["collector", "traj_ids"][:, 4:] == i).sum()) > 0 for i in began)
-    assert cut > 0
-    assert len(before) + len(after) == len(WHOLE) - cut
-
-
 def test_fields_that_only_some_frames_of_a_batch_have_are_dropped():
     first, rest = LONG[:, :4].clone(), LONG[:, 4:].clone()
     rest["log_prob"] = torch.zeros(rest.shape)
