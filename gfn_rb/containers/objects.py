@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,6 @@ from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, 
 from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.shapes import Bool, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import entry_of
-
-HashColumns: TypeAlias = Int64[Tensor, "n 2"]
 
 _STATE_MASK = mask_key(STATE)
 _IN_NUMPY = {
@@ -96,14 +94,14 @@ def _columns(rows: Rows, state: Tensor, at: Tensor | None = None) -> Int64[Tenso
     return _with_condition(rows, columns.to(state.device), at)
 
 
-def hashed_rows(rows: Shaped[Tensor, "n T *E"], length: Int64[Tensor, "n"]) -> HashColumns:
+def hashed_rows(rows: Shaped[Tensor, "n T *E"], length: Int64[Tensor, "n"]) -> Int64[Tensor, "n 2"]:
     """Return the hash of each padded row, up to its end; see :func:`hashes_of`."""
     bits, n_each = equal_bits(rows).cpu().numpy(), rows.shape[2:].numel()
     ends = (length * n_each).tolist()
     return hashes_of(row[:end].tobytes() for row, end in zip(bits, ends, strict=True))
 
 
-def hashes_of(contents: Iterable[bytes]) -> HashColumns:
+def hashes_of(contents: Iterable[bytes]) -> Int64[Tensor, "n 2"]:
     """Return a BLAKE2b hash of 128 bits (RFC 7693) for each content, as two integers on the host.
 
     No two contents of one hash are known or can be made, so equal hashes mean equal contents.

@@ -135,13 +135,10 @@ class Trajectories(Container):
         """
         if n_steps == self.n_steps:
             return self
-        if n_steps < self.n_steps and n_steps < (longest := self._longest()):
+        longest = int(self.length.max()) if len(self) and n_steps < self.n_steps else 0
+        if n_steps < longest:
             raise ArgumentError(f"n_steps={n_steps} would cut a row of {longest} real steps")
         return self.wrap(convert.padded_to(self._td, n_steps))
-
-    def trim(self) -> Trajectories:
-        """Cut the padding that no row needs; the result shares memory."""
-        return self.pad_to(self._longest())
 
     @property
     def n_steps(self) -> int:
@@ -158,6 +155,3 @@ class Trajectories(Container):
         """The terminating state x of each row."""
         rows = torch.arange(len(self), device=self.device)
         return self.state[rows, convert.exit_step(self._td) + convert.direction(self._td)]
-
-    def _longest(self) -> int:
-        return int(self.length.max()) if len(self) else 0

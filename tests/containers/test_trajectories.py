@@ -18,6 +18,10 @@ def forward_only() -> TensorDict:
     return two_rows()[:1].drop("is_backward", "log_prob").to_tensordict()
 
 
+def longest(rows: Trajectories) -> int:
+    return max(rows.length.tolist(), default=0)
+
+
 def test_real_steps_end_at_length() -> None:
     assert two_rows().real_steps.int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
 
@@ -39,7 +43,7 @@ def test_pad_to_refuses_to_cut_real_steps() -> None:
 
 
 def test_cat_pads_to_the_longest_and_leaves_its_inputs() -> None:
-    short, long = two_rows().trim(), two_rows()[1:].pad_to(5)
+    short, long = two_rows().pad_to(3), two_rows()[1:].pad_to(5)
     before = short.to_tensordict().clone()
     joined = Trajectories.cat([short, long])
     assert joined.n_steps == 5
@@ -86,11 +90,11 @@ def test_empty_containers_work() -> None:
     assert none.terminating_states.shape == (0,)
     assert none.reverse().state.shape == (0, 5)
     assert none.pad_to(6).state.shape == (0, 7)
-    assert none.trim().action.shape == (0, 0)
+    assert none.pad_to(0).action.shape == (0, 0)
     assert len(none.to_transitions()) == len(none.to_states()) == 0
     assert len(Trajectories.from_rollout(none.to_rollout())) == 0
-    assert len(Trajectories.from_rollout(none.trim().to_rollout())) == 0
-    assert Trajectories.cat([none.trim(), two_rows()]).length.tolist() == [3, 2]
+    assert len(Trajectories.from_rollout(none.pad_to(0).to_rollout())) == 0
+    assert Trajectories.cat([none.pad_to(0), two_rows()]).length.tolist() == [3, 2]
 
 
 @given(kind_and_paths(), st.integers(0, 2))
@@ -103,7 +107,7 @@ def test_flips_pads_and_reads_as_the_oracle(case: tuple[Kind, list[Walked]], ext
     assert same(rows.reverse().reverse().to_tensordict(), rows.to_tensordict())
     assert unstack(kind, rows.forward()) == [p.forward() for p in paths]
     assert rows.terminating_states.tolist() == [p.terminating_state for p in paths]
-    assert same(rows.trim().to_tensordict(), stack(kind, paths).to_tensordict())
+    assert same(rows.pad_to(longest(rows)).to_tensordict(), stack(kind, paths).to_tensordict())
     assert same(Trajectories.from_tensordict(rows.to_tensordict()).to_tensordict(), rows._td)
 
 
@@ -115,8 +119,8 @@ def test_cat_joins_and_indexing_takes_apart(data: st.DataObject) -> None:
     joined = Trajectories.cat(containers)
     every = [path for paths in parts for path in paths]
     assert unstack(kind, joined) == every
-    assert same(joined.trim().to_tensordict(), stack(kind, every).to_tensordict())
+    assert same(joined.pad_to(longest(joined)).to_tensordict(), stack(kind, every).to_tensordict())
     stops = [0, *torch.tensor([len(c) for c in containers]).cumsum(0).tolist()]
     for container, start, stop in zip(containers, stops, stops[1:], strict=False):
-        part = joined[start:stop].trim()
+        part = joined[start:stop].pad_to(container.n_steps)
         assert same(part.to_tensordict(), container.to_tensordict())

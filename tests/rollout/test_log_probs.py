@@ -141,7 +141,7 @@ STAYS = {
     "from a buffer": lambda rows, env: buffered(rows, env.max_length + 2),
     "from a buffer of turned rows": lambda rows, env: buffered(rows.reverse(), env.max_length),
     "beside longer rows": lambda rows, env: Trajectories.cat(
-        [rows[rows.length == rows.length.min()].trim(), rows]
+        [rows[rows.length == (n := int(rows.length.min()))].pad_to(n), rows]
     ),
 }
 
