@@ -5,22 +5,21 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gfn_rb.kernels.groups import places
+from gfn_rb.kernels import groups as kernel
 from gfn_rb.kernels.objects import Objects
 from gfn_rb.kernels.order import Order
 from gfn_rb.numerics.flat import equal_bits
 from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
 from gfn_rb.shapes import Float64, Int64, Shaped
 
-_FEWEST = 64  # places of the smallest array of slots
+_FEWEST = 64  # numbers of the smallest table
 
 
 class Groups(SlotIndex):
     """An index of groups: equal rows are of one group, which has a number.
 
-    The slots of a group are side by side in one array, in a segment of a power of two of places. A
-    group that outgrows its segment moves to the free end of the array; a full array is laid out
-    anew. The cost of a write depends neither on the number of groups nor on their sizes.
+    The slots of a group are linked to each other. The cost of a write depends neither on the number
+    of groups nor on their sizes.
 
     Attributes:
         group: number of the group of each slot, -1 where there is no row: int64 [capacity].
@@ -40,11 +39,10 @@ class Groups(SlotIndex):
         self._given: np.ndarray = np.zeros(0, np.int64)  # numbers that the last call gave
         self._free: list[int] = []  # numbers given up
         self.group = np.full(self.capacity, -1)
+        self._link = np.zeros((self.capacity, 2), np.int64)
         self._is_removed = np.zeros(self.capacity, np.bool_)  # False between calls
-        self._place = np.zeros(self.capacity, np.int64)  # of each slot in the array of slots
         self.size, self._n_numbers = np.zeros(0, np.int64), 0
-        self._start = self._room = self.size  # of the segment of each group
-        self._slots, self._end = np.zeros(0, np.int64), 0
+        self._first = self.size  # slot of each group
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
         """Return rows with the numbers of their groups, which new groups are given here.
@@ -74,8 +72,10 @@ class Groups(SlotIndex):
             self._n_numbers += more
             if known + more > len(self.size):
                 room = np.zeros(known + 2 * more, np.int64)
-                for name in ("size", "_start", "_room"):
-                    setattr(self, name, np.append(getattr(self, name), room))
+                self.size, self._first = (
+                    np.append(self.size, room),
+                    np.append(self._first, room - 1),
+                )
             if known + more > self._objects.capacity:
                 self._objects = self._objects.grown(2 * (known + more))
         return np.concatenate([np.array(free, np.int64), np.arange(known, known + more)])
@@ -84,8 +84,7 @@ class Groups(SlotIndex):
         self, group: Int64[np.ndarray, "g"]
     ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"]]:
         """Return the slots of groups, one group after the other, and the size of each."""
-        size = self.size[group]
-        return self._slots[_ranges(self._start[group], size)], size
+        return kernel.members(group, self._link, self._first, self.size), self.size[group]
 
     def places(
         self,
@@ -96,11 +95,11 @@ class Groups(SlotIndex):
         per_group: int,
         is_newest: bool,
     ) -> Int64[np.ndarray, "n"]:
-        """Return the slot of its group that each row takes; see :func:`kernels.groups.places`."""
+        """Return the slot of its group that each row takes; see :func:`kernel.places`."""
         self._is_removed[removed] = True
         visit = np.zeros(len(self.size), np.int64)
-        taken: np.ndarray = places(
-            group, key, is_newest, per_group, self._slots, self._start, self.size,
+        taken: np.ndarray = kernel.places(
+            group, key, is_newest, per_group, self._link, self._first, self.size,
             self._is_removed, visit, order.key, order.tie,
         )  # fmt: skip
         self._is_removed[removed] = False
@@ -115,10 +114,7 @@ class Groups(SlotIndex):
         """Put rows into the first slots; see :meth:`SlotIndex.assign`."""
         self._clear()
         self.n_builds += 1
-        n = self.length = rows.shape[0]
-        self.group[:n] = group = self.prepare(rows).columns[0]
-        self.size += np.bincount(group, minlength=len(self.size))
-        self._lay_out(group.argsort(kind="stable"), _power_of_two(self.size))
+        super().assign(rows)
 
     def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
         """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
@@ -127,96 +123,23 @@ class Groups(SlotIndex):
     def shorten(self, length: int) -> None:
         """Take out the rows from a slot on; see :meth:`SlotIndex.shorten`."""
         slot = np.arange(length, self.length)
-        group = self.group[slot]
-        self._take_out(slot)
-        self._release(group)
+        self._put(slot, np.full(len(slot), -1))
         self.length = length
 
     def _put(self, slot: Int64[np.ndarray, "n"], group: Int64[np.ndarray, "n"]) -> None:
-        """Put rows of groups into slots, each once."""
-        before = self.group[slot]
-        self._note(group)
-        changes = before != group
-        if not np.count_nonzero(changes):
-            return
-        slot, group, before = slot[changes], group[changes], before[changes]
-        is_taken = before >= 0
-        if np.count_nonzero(is_taken):
-            before = before[is_taken]
-            self._take_out(slot[is_taken])
-        order = group.argsort(kind="stable")
-        slot, group = slot[order], group[order]
-        at = self.size[group] + np.arange(len(group)) - group.searchsorted(group)
-        if np.count_nonzero(at >= self._room[group]):
-            is_last = np.append(group[1:] != group[:-1], True)
-            self._enlarge(group[is_last], at[is_last] + 1)
-        place = self._start[group] + at
-        self._slots[place], self._place[slot] = slot, place
-        self.group[slot], self.size[group] = group, at + 1
-        if len(before := before[before >= 0]):
-            self._release(before)
+        """Put rows of groups into slots, each once; group -1 stands for no row."""
+        before, slot = self.group[slot], np.ascontiguousarray(slot)
+        kernel.put(slot, group, self.group, self._link, self._first, self.size)
+        before = before[before >= 0]
+        if self.changed is not None:
+            self.changed += [before, group[group >= 0]]
+        self._release(before)
 
     def _release(self, group: Int64[np.ndarray, "g"]) -> None:
         """Give up the numbers of those of some groups that have no rows."""
-        empty = np.unique(group[self.size[group] == 0])
-        empty = empty[self._objects.holds(empty)]
+        empty = group[self.size[group] == 0]
         if len(empty):
+            empty = np.unique(empty)
+            empty = empty[self._objects.holds(empty)]
             self._objects.remove(empty)
             self._free.extend(empty.tolist())
-            self._room[empty] = 0
-
-    def _note(self, group: Int64[np.ndarray, "n"]) -> None:
-        if self.changed is not None:
-            self.changed.append(group)
-
-    def _take_out(self, slot: Int64[np.ndarray, "n"]) -> None:
-        """Take out slots; those at the end of a group take their places."""
-        place = self._place[slot]
-        group, nth, count = np.unique(self.group[slot], return_inverse=True, return_counts=True)
-        self._note(group)
-        self.size[group] -= count
-        end = self._start[group] + self.size[group]
-        self._slots[place], self.group[slot] = -1, -1
-        last = _ranges(end, count)
-        last = last[self._slots[last] >= 0]
-        hole = place[place < end[nth]]
-        last.sort()  # segments have as many holes as rows that move, and so both match
-        hole.sort()
-        moved = self._slots[last]
-        self._slots[hole], self._place[moved] = moved, hole
-
-    def _enlarge(self, group: Int64[np.ndarray, "g"], need: Int64[np.ndarray, "g"]) -> None:
-        """Move groups that need more places than they have to larger segments."""
-        is_crowded = need > self._room[group]
-        room = _power_of_two(need[is_crowded])
-        end = self._end + room.cumsum()
-        if end[-1] > len(self._slots):
-            every = _power_of_two(self.size)
-            every[group] = _power_of_two(need)
-            self._lay_out(self.members(np.arange(len(self.size)))[0], every)
-            return
-        group = group[is_crowded]
-        slot, size = self.members(group)
-        self._start[group], self._room[group], self._end = end - room, room, int(end[-1])
-        self._fill(slot, _ranges(end - room, size))
-
-    def _lay_out(self, slot: Int64[np.ndarray, "m"], room: Int64[np.ndarray, "g"]) -> None:
-        """Give each group a segment of some room, and fill it with its slots."""
-        end = room.cumsum()
-        self._room, self._start, self._end = room, end - room, int(room.sum())
-        self._slots = np.zeros(2 * self._end + _FEWEST, np.int64)
-        self._fill(slot, _ranges(self._start, self.size))
-
-    def _fill(self, slot: Int64[np.ndarray, "m"], place: Int64[np.ndarray, "m"]) -> None:
-        self._slots[place], self._place[slot] = slot, place
-
-
-def _power_of_two(n: Int64[np.ndarray, "g"]) -> Int64[np.ndarray, "g"]:
-    """Round numbers up to the next power of two; 0 stays 0."""
-    return np.where(n > 0, np.int64(1) << np.ceil(np.log2(np.maximum(n, 1))).astype(np.int64), 0)
-
-
-def _ranges(start: Int64[np.ndarray, "g"], size: Int64[np.ndarray, "g"]) -> np.ndarray:
-    """Return so many numbers from each start on, one range after the other."""
-    end = size.cumsum()
-    return np.repeat(start - end + size, size) + np.arange(end[-1] if len(end) else 0)
