@@ -12,12 +12,11 @@ import torch
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
-from gfn_rb.arguments import kind_of, require_kind
+from gfn_rb.arguments import kind_of
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import restore, snapshot_of
-from gfn_rb.codec.files import ValueFile, check_written, write_file
+from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.primitives import Secret, one_line
-from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
@@ -25,8 +24,6 @@ from gfn_rb.errors import (
     CheckpointMismatchError,
 )
 from gfn_rb.sharing import journal_of
-
-CHECKPOINT_NAME = "buffer.gfnrb"  # in a folder of AtomicCheckpoint
 
 _CPU = torch.device("cpu")
 
@@ -46,9 +43,10 @@ def save_checkpoint(
 
     Args:
         path: file to create or replace.
-        rb: buffer with a ``TensorStorage`` or ``ListStorage`` or one derived from these, and with a
-            writer and sampler that have a ``state_dict``; or a ``ReplayBufferEnsemble`` of such
-            buffers. Rows in a list may differ in shape and hold strings and bytes.
+        rb: buffer with a ``TensorStorage`` or ``ListStorage`` of one dimension or one derived from
+            these, and with a writer and sampler that have a ``state_dict``; or a
+            ``ReplayBufferEnsemble`` of such buffers. Rows are TensorDicts or tensors. In a list
+            they may differ in shape and hold strings and bytes.
         secret: :class:`~gfn_rb.checkpoint.Secret` that a load then requires. None: the checksums
             detect accidents alone.
         **extra: further values by name. Allowed are tensors, TensorDicts, NumPy arrays, numbers,
@@ -68,7 +66,7 @@ def save_checkpoint(
     with snapshot_of(rb) as (states, rows):
         if journal is not None:
             journal.save_states(states)
-        _save_parts(path, {ROWS: rows, BUFFERS: states}, "extra", extra, secret)
+        _write(path, {ROWS: rows, BUFFERS: states, VALUES: extra}, "extra", secret)
 
 
 def load_checkpoint(
@@ -105,7 +103,7 @@ def load_checkpoint(
         raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
     file.verify()
     extra = _values_of(file, _CPU)
-    restore(rb, lambda device: file.value(BUFFERS, device), file.value(ROWS, None))
+    restore_from(file, rb)
     return extra
 
 
@@ -127,7 +125,7 @@ def save_state(
     for name in state:
         if not isinstance(name, str):
             raise CheckpointError(f"cannot save state: got {name!r}, expected a name")
-    _save_parts(path, {}, "state", state, secret)
+    _write(path, {VALUES: state}, "state", secret)
 
 
 def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> dict[str, Any]:
@@ -170,52 +168,9 @@ def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
     return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
 
 
-class AtomicCheckpoint:
-    """``dump`` and ``load`` of a buffer through one checkpoint file in a folder.
-
-    A buffer's own ``dumps`` writes several files one after another and pickles prefetched batches.
-    A kill in between leaves old files beside new ones. With this class, the folder contains either
-    the old or the new checkpoint, and nothing is pickled. TorchRL's ``Checkpoint`` accepts it in
-    place of the buffer.
-
-    Args:
-        rb: buffer or merged buffer.
-        secret: :class:`~gfn_rb.checkpoint.Secret` to write and read the file with. None: its
-            checksums detect accidents alone.
-
-    Examples:
-        >>> checkpoint = torchrl.checkpoint.Checkpoint()
-        >>> checkpoint.register("rb", AtomicCheckpoint(rb))
-    """
-
-    def __init__(self, rb: ReplayBuffer, secret: Secret | None = None) -> None:
-        require_kind("rb", rb, ReplayBuffer)
-        self.rb, self.secret = rb, secret
-
-    def dump(self, path: str | PathLike[str]) -> None:
-        """Save the buffer in a folder.
-
-        Args:
-            path: folder, created if missing.
-
-        Raises:
-            CheckpointError: the buffer cannot be saved. The older checkpoint is unchanged.
-        """
-        folder = Path(path)
-        folder.mkdir(exist_ok=True)
-        save_checkpoint(folder / CHECKPOINT_NAME, self.rb, secret=self.secret)
-
-    def load(self, path: str | PathLike[str]) -> None:
-        """Restore the buffer from a folder that :meth:`dump` wrote.
-
-        Args:
-            path: folder.
-
-        Raises:
-            CheckpointError: the file is missing, damaged or of another buffer. The buffer is
-                unchanged.
-        """
-        load_checkpoint(Path(path) / CHECKPOINT_NAME, self.rb, secret=self.secret)
+def restore_from(file: ValueFile, rb: ReplayBuffer) -> None:
+    """Restore a buffer from a verified file."""
+    restore(rb, lambda device: file.value(BUFFERS, device), file.value(ROWS, None))
 
 
 def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
@@ -223,23 +178,13 @@ def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str
     return _values_of(ValueFile(resolved(path), secret))
 
 
-def _save_parts(
-    path: str | PathLike[str],
-    parts: dict[str, Any],
-    name: str,
-    values: dict[str, Any],
-    secret: Secret | None,
+def _write(
+    path: str | PathLike[str], values: dict[str, Any], name: str, secret: Secret | None
 ) -> None:
-    """Write a file of parts and of values, which errors call ``name``."""
-    target, encoder = resolved(path), Encoder()
+    """Write a file of values, of which errors call the last one ``name``."""
     try:
-        nodes = {part: encoder.encode(value, part) for part, value in parts.items()}
-        nodes[VALUES] = encoder.encode(values, name)
-    except ValueError as error:
-        raise CheckpointError(f"cannot save {error}") from None
-    try:
-        with published(target, lambda written: check_written(written, secret)) as stream:
-            write_file(stream, nodes, encoder.tensors, secret)
+        with published(resolved(path)) as stream:
+            write_file(stream, values, secret, {VALUES: name})
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
 

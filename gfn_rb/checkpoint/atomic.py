@@ -7,8 +7,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +26,7 @@ _LONGEST = 200  # bytes of a name that its temporary file repeats
 
 
 @contextmanager
-def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterator[BinaryIO]:
+def published(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write, which replaces ``path`` once it is complete and on disk.
 
     It is written as ``.NAME.<16 hex digits>.tmp`` in the same folder, synced and renamed in one
@@ -43,15 +42,9 @@ def published(path: Path, check: Callable[[Path], None] | None = None) -> Iterat
             stream.flush()
             if mode is not None:
                 os.fchmod(stream.fileno(), mode)
-            if check is None:
-                os.fsync(stream.fileno())
-            else:
-                with ThreadPoolExecutor(1) as pool:
-                    checked = pool.submit(check, temporary)
-                    os.fsync(stream.fileno())
-                    checked.result()
-            os.replace(temporary, path)
-        sync_folder(path.parent)
+            os.fsync(stream.fileno())  # before the name: else a crash could leave it empty
+            os.replace(temporary, path)  # while locked: nobody may take it for an abandoned one
+        sync_folder(path.parent)  # without it, a crash could undo the renaming
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -7,18 +7,12 @@ ensemble is a list of its members followed by itself.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tensordict import (
-    NonTensorStack,
-    TensorDictBase,
-    is_leaf_nontensor,
-    is_tensor_collection,
-)
+from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
@@ -33,8 +27,6 @@ from gfn_rb.memmaps import lay_out
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import members_of
 
-Path = tuple[Any, ...]
-
 
 def expect(what: str, came: Any, expected: Any) -> None:
     """Raise :class:`CheckpointMismatchError` unless the checkpoint holds what the buffer has."""
@@ -44,34 +36,9 @@ def expect(what: str, came: Any, expected: Any) -> None:
         )
 
 
-Rules = dict[str, tuple[type, ...]]  # the types that each entry may be of
-
-TEXT, COUNT, MAPPING, NONE = (str,), (int,), (dict,), (type(None),)
-
-
-def require(what: str, values: Any, rules: Rules) -> None:
-    """Raise unless something is a dict of these entries, integers among them from 0 to 2^63 - 1."""
-    if not isinstance(values, dict) or values.keys() != rules.keys():
-        held = [*values] if isinstance(values, dict) else type(values).__name__
-        raise CheckpointCorruptError(f"the {what} holds {held}, expected {[*rules]}")
-    for name, types in rules.items():
-        value = values[name]
-        if not isinstance(value, types) or (isinstance(value, int) and not is_count(value)):
-            raise CheckpointCorruptError(f"the {name} in the {what} is {value!r:.80}")
-
-
 def is_count(value: Any) -> bool:
     """Return whether something is an integer from 0 to 2^63 - 1."""
     return type(value) is int and 0 <= value < 2**63
-
-
-_STORAGE: Rules = {
-    "class": TEXT,
-    "capacity": COUNT,
-    "ndim": COUNT,
-    "length": COUNT,
-    "cursor": COUNT + NONE,
-}
 
 
 def stored_rows(storage: Storage) -> Any:
@@ -82,53 +49,40 @@ def stored_rows(storage: Storage) -> Any:
         return None
     if isinstance(storage, EncodedStorage):
         return storage.content()
-    rows = _indexed(compat.all_slots(storage), slice(compat.outer_length(storage)))
-    leaves = rows.values(True, True, is_leaf_nontensor) if isinstance(rows, TensorDictBase) else ()
-    if not all(isinstance(each, Tensor) for each in leaves):
+    held = compat.all_slots(storage)
+    if not isinstance(held, (Tensor, TensorDictBase)):
         raise CheckpointError(
-            f"cannot save rows: a {type(storage).__name__} holds text or other objects, expected "
-            "tensors: a LazyStackStorage or a ListStorage with text can be saved"
+            f"cannot save rows: a {type(storage).__name__} holds a {type(held).__name__}, expected "
+            "tensors or TensorDicts"
         )
+    rows = held[: len(storage)]
+    _columns(rows)
     return rows
 
 
-def try_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
+def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Raise unless a state and rows fit a storage."""
-    require("state of the storage", state, _STORAGE)
-    expect("number of storage dimensions", state["ndim"], storage.ndim)
-    if isinstance(storage, (EncodedStorage, ListStorage)):
-        expect("capacity", state["capacity"], storage.max_size)
-        is_list = isinstance(storage, ListStorage)
-        n = len(rows) if is_list else storage.check_content(rows or {})
-        expect("number of rows", n, state["length"])
+    expect("capacity", state["capacity"], storage.max_size)
+    if isinstance(storage, EncodedStorage):
+        n = storage.check_content(rows or {})
+    else:
+        n = 0 if rows is None else len(rows)
+    length, cursor = state["length"], state["cursor"]
+    if not is_count(length) or length != n or n > storage.max_size:
+        raise CheckpointCorruptError(f"the storage has length {length!r:.80}, and {n} rows")
+    if cursor is not None and not (is_count(cursor) and cursor < max(storage.max_size, 1)):
+        raise CheckpointCorruptError(f"the storage was written to at slot {cursor!r:.80}")
+    if rows is None or isinstance(storage, (EncodedStorage, ListStorage)):
         return
-    _check_rows(state, rows)
-    expect("capacity", state["capacity"], _capacity(storage, rows))
-    if rows is None or not storage.initialized:
-        return
-    came, present = row_layout(rows), row_layout(compat.all_slots(storage))
-    expect("set of storage keys", sorted(came), sorted(present))
-    for key in came:
-        expect(f"dtype and shape of storage key {key!r}", came[key], present[key])
+    came = _row_layout(rows)
+    if storage.initialized:
+        present = _row_layout(compat.all_slots(storage))
+        expect("set of storage keys", sorted(came), sorted(present))
+        for key in came:
+            expect(f"dtype and shape of storage key {key!r}", came[key], present[key])
 
 
-def _check_rows(state: dict[str, Any], rows: Any) -> None:
-    """Raise unless there are as many rows as the state of a storage says."""
-    length, capacity, cursor, ndim = (state[k] for k in ("length", "capacity", "cursor", "ndim"))
-    shapes = {leaf.shape[:ndim] for leaf in _leaves(rows).values()} if rows is not None else set()
-    for shape in shapes or {torch.Size([0] * ndim)}:
-        n_expected = -(-length // max(math.prod(shape[1:]), 1))
-        fits = len(shapes) <= 1 and len(shape) == ndim and shape[0] == n_expected
-        if not fits or length > capacity:
-            raise CheckpointCorruptError(
-                f"the storage has length {length} of {capacity}, and rows of "
-                f"{[tuple(shape) for shape in shapes][:3]}"
-            )
-    if cursor is not None and cursor >= max(capacity, 1):
-        raise CheckpointCorruptError(f"the storage was written to at slot {cursor}")
-
-
-def restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
+def _restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Replace the content of a storage."""
     if isinstance(storage, EncodedStorage):
         storage.restore(rows or {})
@@ -138,16 +92,12 @@ def restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     elif state["length"]:
         try:
             if not storage.initialized:
-                lay_out(storage, row := _indexed(rows, 0))
-            if not storage.initialized:
-                compat.allocate(storage, row)
+                lay_out(storage, rows[0])
         except Exception as error:
             raise CheckpointError(f"the storage cannot be allocated: {one_line(error)}") from error
-        targets = _leaves(compat.all_slots(storage))
-        for path, rows_of_key in _leaves(rows).items():
-            # A memory-mapped tensor dispatches every operation through Python; its plain view not.
-            target = targets[path].as_subclass(torch.Tensor)
-            target[: len(rows_of_key)].copy_(rows_of_key)
+        targets = _columns(compat.all_slots(storage))
+        for name, column in _columns(rows).items():
+            compat.as_plain(targets[name])[: len(column)].copy_(column)
     compat.set_length(storage, state["length"])
     compat.set_last_cursor(storage, state["cursor"])
     compat.bump_mutation_revision(storage)
@@ -159,38 +109,26 @@ def _copied(row: Any) -> Any:
     return compat.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, row)
 
 
-def _leaves(rows: Any, path: Path = ()) -> dict[Path, Any]:
-    """Return tensors in TensorDicts, dicts, lists and tuples, by their path."""
-    if isinstance(rows, Tensor):
-        return {path: rows}
-    is_text = isinstance(rows, NonTensorStack)
-    if is_text or not isinstance(rows, (TensorDictBase, dict, list, tuple)):
-        raise CheckpointCorruptError(f"rows are a {type(rows).__name__}, expected tensors")
-    named = rows.items() if hasattr(rows, "items") else enumerate(rows)
-    return {key: leaf for name, each in named for key, leaf in _leaves(each, (*path, name)).items()}
+def _columns(rows: Any) -> dict[NestedKey, Tensor]:
+    """Return the columns of rows by name. Rows that are a tensor are one column without a name."""
+    if not isinstance(rows, TensorDictBase):
+        return {(): rows}
+    columns = dict(rows.items(True, True, is_leaf_nontensor))
+    for name, column in columns.items():
+        if not isinstance(column, Tensor):
+            raise CheckpointError(
+                f"cannot save or load rows: {name!r} of a TensorStorage holds text or other "
+                "objects, expected tensors: a ListStorage with text can be saved"
+            )
+    return columns
 
 
-def _indexed(rows: Any, index: int | slice) -> Any:
-    if isinstance(rows, (Tensor, TensorDictBase)):
-        return rows[index]
-    return compat.map_leaves(lambda leaf: leaf[index], rows)
-
-
-def row_layout(rows: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
+def _row_layout(rows: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return the dtype and per-row shape of what rows consist of."""
     return {
-        "/".join(map(str, path)): (leaf.dtype, tuple(leaf.shape[1:]))
-        for path, leaf in _leaves(rows).items()
+        name if isinstance(name, str) else "/".join(name): (each.dtype, tuple(each.shape[1:]))
+        for name, each in _columns(rows).items()
     }
-
-
-def _capacity(storage: Storage, rows: Any) -> int:
-    """Return the capacity of a storage once it is allocated: of several dimensions, whole rows."""
-    if storage.ndim == 1 or storage.initialized or rows is None:
-        return int(storage.max_size)
-    shape = getattr(rows, "shape", None) or next(iter(_leaves(rows).values())).shape
-    inner = math.prod(shape[1 : storage.ndim])
-    return -(-storage.max_size // inner) * math.prod(shape[1:])
 
 
 # Whole buffers.
@@ -198,23 +136,6 @@ def _capacity(storage: Storage, rows: Any) -> int:
 State = dict[str, Any]
 
 _LINE = 600  # characters of an error
-
-_STATE: Rules = {
-    "class": TEXT,
-    "members": COUNT,
-    "storage": MAPPING + NONE,
-    "sampler": MAPPING,
-    "writer": MAPPING,
-    "transform": MAPPING,
-    "generator": MAPPING + NONE,
-    "batch_size": COUNT + NONE,
-    "consume_after_n_samples": COUNT + NONE,
-    "prefetch": COUNT,
-    "queue": (tuple,),
-    "description": MAPPING + NONE,
-}
-_PART: Rules = {"class": TEXT, "state": (object,), "remaining": COUNT + NONE}
-_GENERATOR: Rules = {"device": TEXT, "state": (torch.Tensor,)}
 
 
 @contextmanager
@@ -244,8 +165,8 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) ->
             raise CheckpointCorruptError(f"the {what} of the buffers is a {type(each).__name__}")
         expect("number of buffers", len(each), len(rbs))
     saved = [*zip(rbs, states, rows, strict=True)]
-    for step in (_check, _restore):
-        with replacing(rb) if step is _restore else held(rbs):
+    for step, block in ((_check, held(rbs)), (_restore, replacing(rb))):
+        with block:
             for i, each in enumerate(saved):
                 try:
                     step(*each)
@@ -276,24 +197,23 @@ def _require_known(rb: Any) -> None:
                 f"cannot save a {type(each).__qualname__}: it overrides state_dict, so it holds "
                 "more than storage, sampler, writer and transform"
             )
-        if not (members_of(each) or isinstance(each.storage, (TensorStorage, ListStorage))):
+        storage = each.storage
+        is_known = isinstance(storage, (TensorStorage, ListStorage)) and storage.ndim == 1
+        if not (members_of(each) or is_known):
             raise CheckpointError(
-                f"cannot save a {type(each.storage).__qualname__}: expected a TensorStorage or a "
-                "ListStorage"
+                f"cannot save a {type(storage).__qualname__} of ndim={storage.ndim}: expected a "
+                "TensorStorage or a ListStorage of ndim=1"
             )
 
 
 def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
     g = compat.generator_of(rb)
     return {
-        "class": type(rb).__qualname__,
         "members": len(members_of(rb)),
         "storage": None
         if members_of(rb)
         else {
-            "class": type(rb.storage).__qualname__,
             "capacity": rb.storage.max_size,
-            "ndim": rb.storage.ndim,
             "length": len(rb.storage),
             "cursor": compat.last_cursor(rb.storage),
         },
@@ -310,26 +230,22 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
 
 def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
     """Raise unless a state is one of such a buffer; whether it loads is seen by loading it."""
-    state.setdefault("description", None)  # which older files lack
-    state.pop("draws", None)  # which they have
-    require("state of the buffer", state, _STATE)
     expect("number of members", state["members"], len(members_of(rb)))
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
-        require(f"state of the {what}", state[what], _PART)
         expect(f"class of the {what}", state[what]["class"], type(part).__qualname__)
     if not state["members"]:
-        try_rows(rb.storage, state["storage"], rows)
+        _check_rows(rb.storage, state["storage"], rows)
     expect("prefetch capacity", state["prefetch"], compat.prefetch_capacity(rb))
     _check_queue(rb, state["queue"])
-    if not (state["batch_size"] or state["batch_size"] is None):
-        raise CheckpointCorruptError("the batch size of the buffer is 0")
+    remaining = [state[part]["remaining"] for part in ("sampler", "writer")]
+    for count in filter(None, remaining):
+        if not is_count(count):
+            raise CheckpointCorruptError(f"a number of batches is {count!r:.80}")
     own, saved = compat.generator_of(rb), state["generator"]
-    if saved is not None:
-        require("state of the generator", saved, _GENERATOR)
-        if own is not None:
-            expect("device of the generator", saved["device"], own.device.type)
-    elif own is not None:
+    if saved is None and own is not None:
         expect("generator", "the global one", "its own")
+    if saved is not None and own is not None:
+        expect("device of the generator", saved["device"], own.device.type)
     came, present = map(_outline, (state["transform"], rb.transform.state_dict()))
     expect("set of transform entries", sorted(came), sorted(present))
     for name, each in came.items():
@@ -369,7 +285,7 @@ def _outline(state: dict[str, Any]) -> dict[str, Any]:
 def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
     # Rows first: samplers and writers note what the storage holds as their state is loaded.
     if not state["members"]:
-        restore_rows(rb.storage, state["storage"], rows)
+        _restore_rows(rb.storage, state["storage"], rows)
     for what, part in (("sampler", rb.sampler), ("writer", rb.writer)):
         with _loading(what, part):
             load_part(part, state[what])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike, fspath
 from typing import Any, NoReturn
 
@@ -52,7 +53,6 @@ _ELSEWHERE = {
 _KINDS = (
     *(Writer, Sampler, Storage, Transform, ReplayBuffer, RateLimiter, EnvBase, torch.Generator),
 )
-_FACTS = ("state_range", "is_deterministic", "n_actions", "exit_action", "dummy_action")
 
 
 def description_of(rb: ReplayBuffer) -> dict[str, Any]:
@@ -124,8 +124,7 @@ def _described(value: Any) -> Any:
         return _environment(value)
     if isinstance(value, TensorStorage) and not isinstance(value, EncodedStorage):
         # On disk or in memory, rows are the same.
-        options = {"max_size": value.max_size, "ndim": value.ndim}
-        return {"class": _path_of(RowTensorStorage), "arguments": options}
+        return {"class": _path_of(RowTensorStorage), "arguments": {"max_size": value.max_size}}
     if isinstance(value, KeepsArguments):
         return {"class": _path_of(type(value)), "arguments": _arguments_of(value)}
     if type(value) in _FOREIGN:
@@ -163,15 +162,11 @@ def _arguments_of(part: Any, but: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _environment(env: Any) -> dict[str, Any]:
-    """Return how an environment was made, if a file can hold that, and what compact rows need."""
-    facts = {name: getattr(env, name) for name in (*_FACTS, "max_length")}
-    made: dict[str, Any] = {"environment": _path_of(type(env))}
-    try:
+    """Return the class of an environment, and its arguments if a file can hold them."""
+    made: dict[str, Any] = {"environment": _path_of(type(env)), "arguments": None}
+    with suppress(ArgumentError):
         made["arguments"] = _arguments_of(env) if isinstance(env, KeepsArguments) else None
-    except ArgumentError:
-        made["arguments"] = None
-    source, action_shape = env.source_state.detach().cpu(), [*env.action_shape]
-    return {**made, "facts": {**facts, "source_state": source, "action_shape": action_shape}}
+    return made
 
 
 def _path_of(kind: Any) -> str:
@@ -181,28 +176,11 @@ def _path_of(kind: Any) -> str:
 # From values to objects.
 
 
-class _RecordedEnvironment:
-    """What a checkpoint tells of an environment: enough to make narrow rows whole."""
-
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        self.__dict__.update({name: facts[name] for name in (*_FACTS, "max_length")})
-        self.source_state: Tensor = facts["source_state"]
-        self.state_shape, self.state_dtype = self.source_state.shape, self.source_state.dtype
-        self.action_shape = torch.Size(facts["action_shape"])
-
-    def states_of(self, action: Any, length: Any) -> NoReturn:
-        """Raise: narrow rows have their states."""
-        raise CheckpointError(f"the moves of a {type(self).__name__} are not recorded")
-
-    check_state = states_of
-
-
 class _Maker:
     """Makes objects of values, with one environment."""
 
     def __init__(self, env: Environment | None, trust: bool) -> None:
         self._env, self._trust = env, trust
-        self._needs_moves = False  # whether states are computed from actions
 
     def buffer(self, description: Any, members: Sequence[ReplayBuffer]) -> ReplayBuffer:
         """Return a buffer."""
@@ -231,7 +209,6 @@ class _Maker:
             return self._environment(node)
         if "callable" in node:
             return self._resolved(node["callable"], self._trust)
-        self._needs_moves = node["arguments"].get("states") == "rebuild"
         return self._class(node["class"])(**self._arguments(node["arguments"]))
 
     def _arguments(self, nodes: Any) -> dict[str, Any]:
@@ -243,12 +220,9 @@ class _Maker:
         path, arguments = node["environment"], node["arguments"]
         if arguments is not None and (self._trust or _is_own(path)):
             return self._class(path)(**self._arguments(arguments))
-        if self._needs_moves:
-            raise CheckpointError(
-                f"rows hold actions alone, from which {path} makes states: pass env=, or "
-                "trust=True to import and run it"
-            )
-        return type(path.rpartition(":")[2], (_RecordedEnvironment,), {})(node["facts"])
+        raise CheckpointError(
+            f"rows are stored as {path} needs them: pass env=, or trust=True to import and run it"
+        )
 
     def _class(self, path: Any) -> Any:
         kind = self._resolved(path, self._trust or _is_own(path) or path in _KNOWN)

@@ -33,7 +33,6 @@ from gfn_rb.checkpoint.slots import (
 )
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.primitives import Secret, from_text, one_line
-from gfn_rb.codec.values import Encoder
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError, GfnRbError
 from gfn_rb.sharing import SlotState, journal_of, keep_journal
 
@@ -304,12 +303,8 @@ class Journal:
         self._written_at = time.monotonic()
 
     def _encoded(self, states: list[State]) -> bytes:
-        encoder, stream = Encoder(), BytesIO()
-        try:
-            nodes = {_BASE: encoder.encode(states, "buffers")}
-        except ValueError as error:
-            raise CheckpointError(f"cannot save {error}") from None
-        write_file(stream, nodes, encoder.tensors, self._database.secret)
+        stream = BytesIO()
+        write_file(stream, {_BASE: states}, self._database.secret)
         return stream.getvalue()
 
     def _restore(self) -> bool:

@@ -16,9 +16,8 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import require_flag, require_kind
 from gfn_rb.buffers.options import Environment
-from gfn_rb.checkpoint.api import BUFFERS, CHECKPOINT_NAME, ROWS, resolved
+from gfn_rb.checkpoint.api import BUFFERS, resolved, restore_from
 from gfn_rb.checkpoint.atomic import sync_folder, try_lock
-from gfn_rb.checkpoint.buffers import restore
 from gfn_rb.checkpoint.database import COUNTS, Database, is_database
 from gfn_rb.checkpoint.description import buffer_of
 from gfn_rb.checkpoint.journal import restored
@@ -150,8 +149,8 @@ def open_buffer(
     a buffer of terminating states then draws states instead of trajectories.
 
     Args:
-        path: run folder of ``gfn-rb train``, folder of an :class:`AtomicCheckpoint`, file of
-            :func:`save_checkpoint`, or journal that no process uses.
+        path: run folder of ``gfn-rb train``, file of :func:`save_checkpoint`, or journal that no
+            process uses.
         env: environment of the rows, for a buffer with ``compact``. Default: the environment that
             the file records, made again with the same arguments if its class is one of gfn_rb.
         trust: whether to import and run code outside gfn_rb that the file names: classes of
@@ -193,7 +192,7 @@ def open_buffer(
             rb = made(states)
     except CheckpointError as error:
         raise type(error)(f"{file.path}: {error}") from error
-    restore(rb, lambda device: file.value(BUFFERS, device), file.value(ROWS, None))
+    restore_from(file, rb)
     return rb
 
 
@@ -216,9 +215,9 @@ def _file_in(path: Path) -> Path:
     """Return the checkpoint in a folder; a path of anything else as it is."""
     if not path.is_dir():
         return path
-    named = (path / name for name in ("checkpoint.gfnrb", CHECKPOINT_NAME))
-    for found in (*filter(Path.exists, named), *sorted(path.glob("*.gfnrb"))):
-        return found
+    for pattern in ("checkpoint.gfnrb", "*.gfnrb"):
+        for found in sorted(path.glob(pattern)):
+            return found
     raise CheckpointError(
         f"path must be a run folder, a checkpoint or a journal, got {path}, a folder without a "
         "checkpoint"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from gfn_rb.codec.layout import FILE, Content, Prefix, sealed_head
 from gfn_rb.codec.primitives import BlockSums, Secret, one_line, opened
-from gfn_rb.codec.values import Decoder, Node
+from gfn_rb.codec.values import Decoder, Encoder
 from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
-    GfnRbError,
     SecretError,
     WireCorruptError,
     WireVersionError,
@@ -39,16 +38,31 @@ _CPU = torch.device("cpu")
 
 def write_file(
     stream: BinaryIO | BytesIO,
-    values: dict[str, Node],
-    tensors: list[Tensor],
+    values: Mapping[str, Any],
     secret: Secret | None = None,
+    called: Mapping[str, str] | None = None,
 ) -> None:
-    """Write nodes by name, and the tensors that they refer to, to an empty file.
+    """Write values by name to an empty file.
 
     Tensors are copied a megabyte at a time, so that the checksums are valid even if they change
     meanwhile. Tensors with gaps or on other devices are first copied one by one.
+
+    Args:
+        stream: the file.
+        values: what an ``Encoder`` accepts.
+        secret: secret to make the checksums with.
+        called: what errors call a value, if not by its name.
+
+    Raises:
+        CheckpointError: a value cannot be saved.
     """
-    head, layout, running = sealed_head(FILE, 0, values, tensors, secret)
+    encoder, words = Encoder(), {**{name: name for name in values}, **(called or {})}
+    try:
+        nodes = {name: encoder.encode(value, words[name]) for name, value in values.items()}
+    except ValueError as error:
+        raise CheckpointError(f"cannot save {error}") from None
+    tensors = encoder.tensors
+    head, layout, running = sealed_head(FILE, 0, nodes, tensors, secret)
     nbytes = len(head) + layout.tail_nbytes
     if nbytes > _STEP and hasattr(os, "posix_fallocate"):  # a third quicker than a file that grows
         try:
@@ -66,16 +80,6 @@ def write_file(
             sums.update(step)
             stream.write(step)
     stream.write(sums.digest())
-
-
-def check_written(path: Path, secret: Secret | None = None) -> None:
-    """Raise :class:`CheckpointError` unless a file that was just written can be read."""
-    try:
-        ValueFile(path, secret).verify()
-    except GfnRbError as error:
-        raise CheckpointError(
-            f"{path} does not hold what was written to it, is the disk sound? {error}"
-        ) from error
 
 
 class ValueFile:

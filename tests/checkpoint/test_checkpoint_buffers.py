@@ -1,11 +1,7 @@
 """A restored buffer continues bit for bit like the one that was saved."""
 
-import pickle
-from functools import partial
-
 import pytest
 import torch
-import torchrl.checkpoint
 from checkpoint.checkpoint_runs import (
     CAPACITY,
     assert_same_content,
@@ -41,14 +37,11 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
 )
 from gfn_rb.checkpoint import (
-    AtomicCheckpoint,
     load_checkpoint,
     load_state,
     save_checkpoint,
     schedule_state,
 )
-from gfn_rb.checkpoint.api import CHECKPOINT_NAME
-from gfn_rb.errors import CheckpointError
 from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
 
 FRESH = pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
@@ -244,43 +237,18 @@ def test_only_the_rows_in_use_are_written(tmp_path):
     assert (tmp_path / "rb").stat().st_size < 20_000
 
 
-# Rows that are not TensorDicts, and more dimensions than one.
-
-FLAT = {
-    "tensor": lambda n: torch.randn(n, 3),
-    "dict": lambda n: {"a": torch.randn(n), "b": (torch.randn(n, 2), torch.arange(n))},
-}
-
-
-def flat(storage):
-    parts = {"storage": STORAGES[storage](), "writer": RoundRobinWriter()}
-    return ReplayBuffer(**parts, batch_size=3, generator=generator())
-
-
-def of_two_dimensions():
-    storage = LazyTensorStorage(20, ndim=2)
-    return ReplayBuffer(storage=storage, batch_size=4, generator=generator(), dim_extend=0)
-
-
-OTHERS = {
-    **{f"{r}, {s}": (partial(flat, s), FLAT[r], 12) for s in STORAGES for r in FLAT},
-    "tensor of two": (of_two_dimensions, FLAT["tensor"], 5),
-    "TensorDict of two": (
-        of_two_dimensions, lambda n: TensorDict({"x": torch.randn(n, 3, 2)}, [n, 3]), 5
-    ),
-}  # fmt: skip
-
-
 @FRESH
-@pytest.mark.parametrize("kind", OTHERS)
-def test_other_rows(kind, fresh, tmp_path):
-    make, make_rows, n = OTHERS[kind]
+@pytest.mark.parametrize("storage", STORAGES)
+def test_rows_that_are_tensors(storage, fresh, tmp_path):
+    def make():
+        parts = {"storage": STORAGES[storage](), "writer": RoundRobinWriter()}
+        return ReplayBuffer(**parts, batch_size=3, generator=generator())
+
     rb, target = make(), make()
-    rb.extend(make_rows(n))
+    rb.extend(torch.randn(12, 3))
     if not fresh:
-        target.extend(make_rows(2))
+        target.extend(torch.randn(2, 3))
     restored(rb, target, tmp_path)
-    assert (len(target), target.storage.max_size) == (len(rb), rb.storage.max_size)
     assert_same_content(rb, target)
     for _ in range(4):
         assert_equal(target.sample(), rb.sample())
@@ -383,45 +351,3 @@ def test_a_restored_schedule_goes_on_like_one_never_interrupted(make, tmp_path):
         anneal.step()
         its.step()
     assert rb.sampler.temperature != 2.0
-
-
-# Folders that contain a buffer as one checkpoint.
-
-
-def filled():
-    rb = reward_prioritized_buffer(9, batch_size=4, prefetch=2)
-    rb.extend(rows(9))
-    rb.sample()
-    return rb
-
-
-def test_a_folder_holds_one_file_and_nothing_pickled(tmp_path, monkeypatch):
-    rb, again = (MergedReplayBuffer(filled(), filled(), p="size", batch_size=8) for _ in range(2))
-    for module in (pickle, torch):
-        for name in ("load", "loads", "dump", "dumps", "save"):
-            monkeypatch.delattr(module, name, raising=False)
-    AtomicCheckpoint(rb).dump(tmp_path / "rb")
-    assert [path.name for path in (tmp_path / "rb").iterdir()] == [CHECKPOINT_NAME]
-    (tmp_path / "rb" / "prefetch.pkl").write_bytes(b"\x80\x04.")  # would not unpickle
-    AtomicCheckpoint(again).load(tmp_path / "rb")
-    for member in (0, 1):
-        assert_equal(again[member][:], rb[member][:])
-        assert_equal(again[member].sample(), rb[member].sample())
-
-
-@pytest.mark.parametrize("name", ["run", "run.zip"])
-def test_torchrls_checkpoint_holds_them(name, tmp_path):
-    rb, again = filled(), filled()
-    for each, act in ((rb, "save"), (again, "load")):
-        checkpoint = torchrl.checkpoint.Checkpoint()
-        checkpoint.register("rb", AtomicCheckpoint(each))
-        getattr(checkpoint, act)(tmp_path / name)
-    assert_equal(again.sample(), rb.sample())
-
-
-def test_a_folder_without_a_dump_is_refused(tmp_path):
-    rb = filled()
-    before = rb[:].clone()
-    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
-        AtomicCheckpoint(rb).load(tmp_path)
-    assert_equal(rb[:], before)

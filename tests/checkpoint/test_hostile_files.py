@@ -242,7 +242,7 @@ def test_rows_and_their_number_agree(tmp_path):
     path, target = tmp_path / "rb.ckpt", buffer(storage=LazyTensorStorage(CAPACITY))
     save_checkpoint(path, used(buffer()))
     content = path.read_bytes()
-    for name, value in (("length", 14), ("length", 12), ("cursor", 20), ("capacity", 5)):
+    for name, value in (("length", 14), ("length", 12), ("cursor", 20), ("length", True)):
         parts = Parts(content)
         state = entry(parts.meta["buffers"]["list"][0], "storage")[1]
         entry(state, name)[1] = value
