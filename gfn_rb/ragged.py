@@ -442,16 +442,19 @@ class RaggedStorage(EncodedStorage):
 
     # State.
 
-    def content(self) -> dict[str, Tensor]:
-        r"""Return all rows as flat tensors: of ragged entries the values one after the other.
+    def content(self, slot: Int64[Tensor, "n"] | None = None) -> dict[str, Tensor]:
+        r"""Return rows, by default all, as flat tensors: of ragged entries one value after another.
 
         ``tokens/values`` [sum of lengths, \\*E] and ``tokens/length`` [n]; other entries [n, ...].
         Nested keys are joined by "/".
         """
         if not self.initialized:
             return {}
-        stored = all_slots(self)[: len(self)]
-        held = {name: each.clone() for name, each in stored.items(True, True)}
+        if slot is None:
+            stored, blocks = all_slots(self)[: len(self)].clone(), self.blocks()
+        else:
+            stored, blocks = super().get(slot), map(self.padded_rows, slot.split(_BLOCK))
+        held = dict(stored.items(True, True))
         for key, group in self._groups.items():
             del held[_within(key, _PAGES)]
             total = int(held[_within(key, _LENGTH)].sum())
@@ -459,7 +462,7 @@ class RaggedStorage(EncodedStorage):
                 pages = self._pools[key].entries[name]
                 held[_within(name, _VALUES)] = pages.new_empty((total, *pages.shape[2:]))
         at = dict.fromkeys(self._groups, 0)
-        for rows in self.blocks():
+        for rows in blocks:
             for key, group in self._groups.items():
                 length = _lengths_of(rows.get(mask_key(key)))
                 place = _places(length, rows.get(key).shape[1])

@@ -191,8 +191,8 @@ class EncodedStorage(KeepsArguments, RowTensorStorage):
         """Yield all rows in use as :meth:`padded` returns them, some at a time."""
 
     @abstractmethod
-    def content(self) -> dict[str, Tensor]:
-        """Return all rows as flat tensors, which need not be of one length."""
+    def content(self, slot: Int64[Tensor, "n"] | None = None) -> dict[str, Tensor]:
+        """Return rows, by default all, as flat tensors, which need not be of one length."""
 
     @abstractmethod
     def check_content(self, content: Mapping[str, Tensor]) -> int:

@@ -19,7 +19,7 @@ from gfn_rb import (
     save_checkpoint,
 )
 from gfn_rb.checkpoint import Journal
-from gfn_rb.checkpoint.slots import _ragged_content, contents_of, counts_of, slot_states
+from gfn_rb.checkpoint.slots import _rows, contents_of, slot_states
 from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.codec.primitives import LazyBuffer
 
@@ -105,16 +105,17 @@ def test_contents_of_a_journal_are_checked(tmp_path) -> None:
     rb = fifo_buffer(8, storage=storage())
     rb.extend(rows())
     parts = slot_states(rb)
-    contents = contents_of(rb, parts, torch.arange(5))
-    layout = counts_of(rb, parts)["layout"]["rows"]
-    assert [path for path, _ in layout["ragged"]] == [["smiles"], ["tokens"]]
+    contents, layout = contents_of(rb, parts, torch.arange(5))
+    lengths = {name: length for name, _, length in layout if length}
+    assert lengths == {f"{each}/values": f"{each}/length" for each in ("smiles", "tokens")}
     assert {*map(len, contents)} != {len(contents[0])}  # each has its own bytes alone
-    whole = _ragged_content(contents, 0, layout)
+    whole = _rows(contents, layout)
     assert bytes(whole["smiles/values"].numpy()).decode() == "".join(TEXTS[:5])
     assert whole["tokens/length"].tolist() == [1, 2, 3, 4, 5]
-    shorter, longer = contents[0][:-1], contents[0] + b"0"
-    negative = (-1).to_bytes(8, "little", signed=True) + contents[0][8:]
-    huge = (2**40).to_bytes(8, "little") + contents[0][8:]
-    for bad in (shorter, longer, negative, huge, b""):
+    wrong, at = [contents[0][:-1], contents[0] + b"0", b""], contents[0].index(b"\x08\0\0\0")
+    for length in (-1, 2**31 - 1):
+        word = length.to_bytes(4, "little", signed=True)
+        wrong.append(contents[0][:at] + word + contents[0][at + 4 :])
+    for bad in wrong:
         with pytest.raises((ValueError, RuntimeError), match=r"bytes|length|size"):
-            _ragged_content([bad, *contents[1:]], 0, layout)
+            _rows([bad, *contents[1:]], layout)

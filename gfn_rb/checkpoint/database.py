@@ -42,7 +42,7 @@ from gfn_rb.errors import (
     SecretError,
 )
 
-FORMAT = 5
+FORMAT = 6
 COUNTS = "counts"
 
 # In the header of the database, for files without a secret and with one.

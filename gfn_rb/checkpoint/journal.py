@@ -284,14 +284,14 @@ class Journal:
         """Write all changes in one transaction."""
         self._require_open()
         rb, n = self._rb, len(self._pending)
-        counts = counts_of(rb, self._parts)
         slot = torch.cat([_NO_SLOT, *self._pending])
         slot = slot[(slot >= 0) & (slot < rb.storage.max_size)].unique()
         n_slots = len(rb.storage)
         if rb.writer.tracks_generations and len(slot):
             n_slots = max(n_slots, self._database.n_slots, 1 + int(slot[-1]))
         slot = slot[slot < n_slots]
-        contents = contents_of(rb, self._parts, slot)
+        contents, columns = contents_of(rb, self._parts, slot)
+        counts = {**counts_of(rb, self._parts), "columns": columns}
         try:
             self._database.write(slot.tolist(), contents, n_slots, counts, values, sync)
         except CheckpointError:

@@ -1,9 +1,10 @@
 """Slots of a buffer as the contents of a journal's rows, and back.
 
 The content of a slot is the bytes of the values that writer and sampler keep for it, then those of
-the entries of its row. Of entries that differ in length the lengths come first and the bytes last.
-Slots behind the last row have the former alone. What a transaction writes are effects, not calls:
-restoring them is exact, and needs no environment or distance.
+the columns of its row. Columns that have another number of elements in each row come last, and
+other columns have their lengths. Slots behind the last row have the former alone. What a
+transaction writes are effects, not calls: restoring them is exact, and needs no environment or
+distance.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
@@ -23,14 +24,14 @@ from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.buffers import State, expect, is_count, restore
 from gfn_rb.codec.primitives import DTYPES, dtype_name
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import mask_key
+from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Int64, Shaped
 from gfn_rb.sharing import SlotState
 from gfn_rb.storages import EncodedStorage
 
-_BESIDE, _ROWS, _FIXED, _RAGGED = "beside", "rows", "fixed", "ragged"  # of a layout
-
-Layout = dict[str, Any]
+Entry = list[Any]  # the dtype of a column, and its shape in a row
+# Of each column of rows its name, its entry, and the column that has its lengths if they differ.
+Layout = list[Any]
 
 
 def slot_states(rb: Any) -> list[SlotState]:
@@ -69,21 +70,28 @@ def counts_of(rb: ReplayBuffer, parts: list[SlotState]) -> dict[str, Any]:
         "cursor": compat.last_cursor(rb.storage),
         "counters": [part.counters() for part in parts],
         "transform": {name: each.tolist() for name, each in rb.transform.named_buffers()},
-        "layout": _layout_of(rb, parts),
+        "beside": [_entry(each) for each in _beside(rb, parts)],
     }
 
 
-def contents_of(rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m"]) -> list[bytes]:
-    """Return the contents of slots, in ascending order."""
-    storage = rb.storage
+def contents_of(
+    rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m"]
+) -> tuple[list[bytes], Layout]:
+    """Return the contents of slots, in ascending order, and the layout of their rows."""
+    storage, beside = rb.storage, _beside(rb, parts)
     rows, beyond = slot.split([n := int((slot < len(storage)).sum()), len(slot) - n])
-    beside = _beside(rb, parts)
-    if n and isinstance(storage, EncodedStorage):
-        pairs = zip(_bytes_of(beside, rows), _ragged_bytes(storage, rows), strict=True)
-        contents = [a + b for a, b in pairs]
+    if not isinstance(storage, EncodedStorage):
+        columns, lengths = _leaves(storage), {}
+        contents = _bytes_of([*beside, *columns.values()], rows)
     else:
-        contents = _bytes_of([*beside, *(_leaves(storage).values() if n else ())], rows)
-    return contents + _bytes_of(beside, beyond)
+        columns, lengths = storage.content(rows), _lengths_in(storage)
+        fixed = [each for name, each in columns.items() if name not in lengths]
+        pieces = [_bytes_of(beside, rows), _bytes_of(fixed, torch.arange(n))]
+        for name in lengths if columns else ():
+            pieces.append(_cut(columns[name], columns[lengths[name]]))
+        contents = [b"".join(each) for each in zip(*pieces, strict=True)]
+    layout = [[name, _entry(each), lengths.get(name)] for name, each in columns.items()]
+    return contents + _bytes_of(beside, beyond), layout
 
 
 def restore_slots(
@@ -102,26 +110,23 @@ def restore_slots(
         CheckpointMismatchError: they are of another buffer.
         Exception: they make no sense, by an error of any class.
     """
-    storage, n, layout = rb.storage, counts["length"], counts["layout"]
-    present = [_entry(each) for each in _beside(rb, parts)]
-    expect("values kept beside rows", layout[_BESIDE], present)
-    forms = (isinstance(each[_ROWS], dict) for each in (layout, _layout_of(rb, parts)))
-    came, own = ("lengths and bytes" if each else "columns" for each in forms)
-    expect("form of rows", came, own)
+    storage, n, layout, own = rb.storage, counts["length"], counts["columns"], counts["beside"]
+    expect("values kept beside rows", own, [_entry(each) for each in _beside(rb, parts)])
+    is_flat, came = isinstance(storage, EncodedStorage), any(length for *_, length in layout)
+    if layout:
+        expect("form of rows", *("flat" if each else "columns" for each in (came, is_flat)))
     _check_counts(rb, parts, counts)
     if list(slots[:n]) != list(range(n)):
         raise ValueError(f"{n} rows are in other slots than 0 to {n - 1}")
-    width = sum(_nbytes(*each) for each in layout[_BESIDE])
-    rows: Any = None
-    if isinstance(layout[_ROWS], dict):
-        rows = _ragged_content(contents[:n], width, layout[_ROWS]) if n else {}
-    elif n:
-        names, entries = zip(*layout[_ROWS], strict=True)
-        columns = _columns(contents[:n], [*layout[_BESIDE], *entries])[len(layout[_BESIDE]) :]
-        rows = TensorDict({}, [n])
-        for name, column in zip(names, columns, strict=True):
-            rows.set(tuple(name), column)
-    beside = _columns([content[:width] for content in contents], layout[_BESIDE])
+    if n and not layout:
+        raise ValueError(f"{n} rows have no columns")
+    width = sum(_nbytes(*each) for each in own)
+    rows: Any = _rows([content[width:] for content in contents[:n]], layout) if n else None
+    if n and not is_flat:
+        columns, rows = rows, TensorDict({}, [n])
+        for name, column in columns.items():
+            rows.set(name, column)
+    beside = _columns([content[:width] for content in contents], own)
     placed = {"length": n, "cursor": counts["cursor"]}
     state = {**states[0], "storage": {**states[0]["storage"], **placed}}
     restore(rb, lambda _: [state], [rows])
@@ -154,12 +159,6 @@ def _check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str,
             raise ValueError(f"{name} is {counts[name]!r:.80}")
 
 
-def _layout_of(rb: ReplayBuffer, parts: list[SlotState]) -> Layout:
-    is_encoded = isinstance(rb.storage, EncodedStorage)
-    rows = _ragged_layout(rb.storage) if is_encoded else _named(_leaves(rb.storage))
-    return {_BESIDE: [_entry(each) for each in _beside(rb, parts)], _ROWS: rows}
-
-
 def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
     """Return the tensors with values for each slot, apart from the rows."""
     kept = [each for part in parts for each in part.slot_tensors()]
@@ -168,84 +167,14 @@ def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
     return kept
 
 
-def _named(columns: Mapping[Any, Tensor], first: int = 1) -> list[Any]:
-    """Return names of columns, and the dtype and shape of a row from a dimension on."""
-    return [
-        [[name] if isinstance(name, str) else [*name], _entry(column, first)]
-        for name, column in columns.items()
-    ]
+def _lengths_in(storage: EncodedStorage) -> dict[Any, str]:
+    """Return the names of columns that differ in length, and of each the column of its lengths."""
+    ragged = storage.ragged.items()
+    return {f"{_path(name)}/values": f"{_path(key)}/length" for name, key in ragged}
 
 
-# Rows of entries that differ in length.
-
-
-def _ragged_columns(
-    storage: EncodedStorage, slot: Int64[Tensor, "m"]
-) -> tuple[dict[Any, Tensor], dict[Any, Tensor], dict[Any, dict[Any, Tensor]]]:
-    """Return the lengths of rows, the entries of one shape, and the padded others by length."""
-    if not storage.initialized:
-        return {}, {}, {}
-    columns = dict(storage.padded_rows(slot).items(True, True))
-    groups: dict[Any, dict[Any, Tensor]] = {}
-    for name, key in storage.ragged.items():
-        groups.setdefault(key, {})[name] = columns.pop(name)
-    lengths = {key: columns.pop(mask_key(key)).sum(1) for key in groups}
-    return lengths, columns, groups
-
-
-def _ragged_layout(storage: EncodedStorage) -> dict[str, Any]:
-    lengths, fixed, groups = _ragged_columns(storage, torch.arange(min(len(storage), 1)))
-    of_lengths = [
-        [path, _named(groups[tuple(path) if len(path) > 1 else path[0]], 2)]
-        for path, _ in _named(lengths)
-    ]
-    return {_FIXED: _named(fixed), _RAGGED: of_lengths}
-
-
-def _ragged_bytes(storage: EncodedStorage, slot: Int64[Tensor, "m"]) -> list[bytes]:
-    """Return rows as the bytes of their lengths, of entries of one shape, and of the others."""
-    lengths, fixed, groups = _ragged_columns(storage, slot)
-    parts = [_bytes_of([*lengths.values(), *fixed.values()], torch.arange(len(slot)))]
-    for key, group in groups.items():
-        for column in group.values():
-            flat = compat.as_plain(column).detach().cpu().contiguous()
-            nbytes = _nbytes(*_entry(flat, 2))
-            table = flat.reshape(len(flat), -1).view(torch.uint8).numpy()
-            ends = (lengths[key] * nbytes).tolist()
-            parts.append([row[:end].tobytes() for row, end in zip(table, ends, strict=True)])
-    return [b"".join(each) for each in zip(*parts, strict=True)]
-
-
-def _ragged_content(
-    contents: Sequence[bytes], width: int, layout: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """Return what the storage takes, of rows of :func:`_ragged_bytes` behind other bytes."""
-    of_lengths, fixed = layout[_RAGGED], layout[_FIXED]
-    entries = [*[["int64", []]] * len(of_lengths), *(each for _, each in fixed)]
-    head = width + sum(_nbytes(*each) for each in entries)
-    columns = _columns([content[width:head] for content in contents], entries)
-    lengths = columns[: len(of_lengths)]
-    found = {
-        "/".join(path): each for (path, _), each in zip(fixed, columns[len(lengths) :], strict=True)
-    }
-    end = np.full(len(contents), head)
-    for (key, group), length in zip(of_lengths, lengths, strict=True):
-        if int(length.min()) < 0 or int(length.max()) > max(map(len, contents)):
-            raise ValueError("a row has a length that it cannot have")
-        found["/".join((*key, "length"))] = length.to(torch.int32)
-        for path, (dtype, shape) in group:
-            start, end = end, end + length.numpy() * _nbytes(dtype, shape)
-            parts = zip(contents, start.tolist(), end.tolist(), strict=True)
-            values = bytearray().join([content[a:b] for content, a, b in parts])
-            flat = (
-                torch.frombuffer(values, dtype=torch.uint8)
-                if values
-                else torch.empty(0, dtype=torch.uint8)
-            )
-            found["/".join((*path, "values"))] = flat.view(DTYPES[dtype]).view(-1, *shape)
-    if end.tolist() != [*map(len, contents)]:
-        raise ValueError("a row has other bytes than its lengths say")
-    return found
+def _path(name: NestedKey) -> str:
+    return name if isinstance(name, str) else "/".join(name)
 
 
 def _leaves(storage: Storage) -> dict[Any, Tensor]:
@@ -260,8 +189,8 @@ def _leaves(storage: Storage) -> dict[Any, Tensor]:
 # Tensors as bytes, one row of them per slot.
 
 
-def _entry(column: Tensor, first: int = 1) -> list[Any]:
-    return [dtype_name(column.dtype), [*column.shape[first:]]]
+def _entry(column: Tensor) -> Entry:
+    return [dtype_name(column.dtype), [*column.shape[1:]]]
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:
@@ -280,6 +209,35 @@ def _bytes_of(columns: list[Tensor], slot: Int64[Tensor, "m"]) -> list[bytes]:
     joined = torch.cat(parts, 1) if parts else torch.empty((len(slot), 0), dtype=torch.uint8)
     content, width = joined.numpy().tobytes(), joined.shape[1]
     return [content[i * width : (i + 1) * width] for i in range(len(slot))]
+
+
+def _cut(values: Tensor, lengths: Tensor) -> list[bytes]:
+    """Return the bytes of rows whose elements follow one another."""
+    content = bytes(plain_bytes(values))
+    ends = (lengths.cumsum(0) * _nbytes(*_entry(values))).tolist()
+    return [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _rows(contents: Sequence[bytes], layout: Layout) -> dict[Any, Tensor]:
+    """Return the columns of rows by name."""
+    names, entries = [], []
+    for name, entry, length in layout:
+        if length is None:
+            names.append(tuple(name) if isinstance(name, list) else name)
+            entries.append(entry)
+    width = sum(_nbytes(*each) for each in entries)
+    columns = _columns([content[:width] for content in contents], entries)
+    found, end = dict(zip(names, columns, strict=True)), np.full(len(contents), width)
+    for name, (dtype, shape), length in layout:
+        if length is not None:
+            start, end = end, end + found[length].long().numpy() * _nbytes(dtype, shape)
+            ends = zip(contents, start.tolist(), end.tolist(), strict=True)
+            flat = np.frombuffer(bytearray().join([row[a:b] for row, a, b in ends]), np.uint8)
+            values = torch.from_numpy(flat).view(DTYPES[dtype])
+            found[name] = values.view(int(found[length].sum()), *shape)
+    if end.tolist() != [*map(len, contents)]:
+        raise ValueError("a row has other bytes than its lengths say")
+    return found
 
 
 def _columns(contents: Sequence[bytes], entries: list[Any]) -> list[Shaped[Tensor, "n ..."]]:

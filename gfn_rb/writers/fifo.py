@@ -301,6 +301,11 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         check_slots(self._storage)
         if (generation := state_dict.get("_generation")) is not None:
             require_numbers("_generation", generation, torch.int64)
+            if self._storage is not None and len(generation) != self._storage.max_size:
+                raise CheckpointMismatchError(
+                    f"writer state has generations of {len(generation)} slots, expected "
+                    f"{self._storage.max_size}"
+                )
         super().load_state_dict(state_dict)
 
 

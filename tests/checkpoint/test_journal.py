@@ -495,7 +495,7 @@ def test_what_is_sound_of_a_damaged_journal_is_recovered(damaged, tmp_path):
     "values",
     [
         {"length": 2**62}, {"length": -1}, {"cursor": 2**62}, {"counters": []},
-        {"counters": [[2**70, 1]]}, {"transform": {}}, {"layout": None}, {"layout": {}},
+        {"counters": [[2**70, 1]]}, {"transform": {}}, {"columns": None}, {"columns": {}},
     ],
 )  # fmt: skip
 def test_absurd_numbers_are_refused_quickly(path, values):
@@ -504,7 +504,7 @@ def test_absurd_numbers_are_refused_quickly(path, values):
 
     rb = make(journal=path, sync="never")
     rb.extend(items(5, 1))
-    counts = {**counts_of(rb, slot_states(rb)), **values}
+    counts = {**counts_of(rb, slot_states(rb)), "columns": [], **values}
     rb.journal._database.write([], [], 5, counts, {}, sync=True)
     begun = time.monotonic()
     with pytest.raises(CheckpointError, match="does not fit the buffer"):
@@ -524,7 +524,7 @@ def test_absurd_numbers_are_refused_quickly(path, values):
         "UPDATE state SET value = 'text'",
         "DELETE FROM state WHERE name = 'base'",
         "DROP TABLE row",
-        "PRAGMA user_version=6",
+        "PRAGMA user_version=7",
     ],
 )
 def test_changed_tables_are_refused(path, change):
@@ -552,7 +552,7 @@ def test_journals_of_other_buffers_are_refused(path):
 
 def test_other_formats_and_other_files_are_refused(path):
     for content, match in (
-        (b"gfn_rb\r\n" + bytes(120), "is of format 4 or older, expected 5: gfn_rb 0.3.0 reads it"),
+        (b"gfn_rb\r\n" + bytes(120), "is of format 4 or older, expected 6: gfn_rb 0.3.0 reads it"),
         (b"x", "is no sound journal: it begins with b'x'"),
         (b"notes\n" * 100, "is no sound journal: it begins with b'notes"),
     ):
