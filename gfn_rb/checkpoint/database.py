@@ -80,6 +80,11 @@ def is_database(path: Path) -> bool:
 class Database:
     """The files of a journal, open and locked.
 
+    Args:
+        path: the journal, which errors name.
+        secret: secret of its checksums.
+        copy: copy of the journal to open instead.
+
     Attributes:
         name: of the journal, at random; empty while there are no transactions.
         number: of the last transaction.
@@ -87,8 +92,8 @@ class Database:
         is_synced: whether the last transaction is on disk.
     """
 
-    def __init__(self, path: Path, secret: Secret | None = None) -> None:
-        self.path, self.secret = path, secret
+    def __init__(self, path: Path, secret: Secret | None = None, copy: Path | None = None) -> None:
+        self.path, self.secret, self._file = path, secret, copy or path
         self.name, self.number, self.is_synced = "", 0, True
         self._application = _WITHOUT if secret is None else _WITH
         self.n_slots = 0
@@ -107,7 +112,7 @@ class Database:
         _opened.add(self)
 
     def _locked_mark(self) -> BinaryIO:
-        descriptor = os.open(f"{self.path}-mark", _NEW, 0o666)
+        descriptor = os.open(f"{self._file}-mark", _NEW, 0o666)
         mark = open(descriptor, "r+b", buffering=0)  # noqa: SIM115
         if not try_lock(mark):
             mark.close()
@@ -120,14 +125,14 @@ class Database:
     def _check_kind(self) -> None:
         """Raise unless the file is a database or empty."""
         try:
-            status = os.stat(self.path)
+            status = os.stat(self._file)
         except FileNotFoundError:
             return
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(
                 f"journal must name a file, got the {kind_of(status.st_mode)} {self.path}"
             )
-        with self.path.open("rb") as stream:  # before SQLite locks it: closing would unlock it
+        with self._file.open("rb") as stream:  # before SQLite locks it: closing would unlock it
             head = stream.read(len(_SQLITE))
         if head.startswith(MAGIC):
             raise CheckpointMismatchError(
@@ -139,7 +144,7 @@ class Database:
 
     def _connected(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.path, timeout=0.0, isolation_level=None, check_same_thread=False
+            self._file, timeout=0.0, isolation_level=None, check_same_thread=False
         )
         try:
             with self._reading():
@@ -157,7 +162,7 @@ class Database:
                 raise CheckpointMismatchError(
                     f"the journal {self.path} is of format {version}, expected {FORMAT}"
                 )
-            status = os.stat(self.path)
+            status = os.stat(self._file)
             self._identity = status.st_dev, status.st_ino
         except BaseException:
             connection.close()

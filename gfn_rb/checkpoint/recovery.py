@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +28,6 @@ from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMismatchError,
-    GfnRbError,
     SecretError,
 )
 
@@ -68,21 +66,19 @@ def recover(
     if not source.exists() or source == new:
         raise CheckpointError(f"path must name a journal other than target, got {path}")
     try:
-        with tempfile.TemporaryDirectory(dir=new.parent) as folder:
-            copy, fresh = Path(folder, "copy"), Path(folder, "new")
-            copy_unused(source, copy)
-            try:
-                found = _rewrite(copy, fresh, secret)
-            except GfnRbError as error:
-                raise type(error)(str(error).replace(str(copy), str(source))) from error
+        with TemporaryDirectory(dir=new.parent) as folder:
+            fresh = Path(folder, "new")
+            with _copied(source, secret, new.parent) as database:
+                found = _rewrite(database, fresh)
+            # The old log first: SQLite would write it into the new database. Then the mark, so that
+            # a kill in between leaves a journal that is refused, not one that has lost rows.
             new.with_name(new.name + LOG).unlink(missing_ok=True)
             for name in (MARK, ""):
                 os.replace(f"{fresh}{name}", f"{new}{name}")
             sync_folder(new.parent)
     except OSError as error:
         raise CheckpointError(f"cannot write {target}: {error.strerror}") from error
-    damage = found["damage"]
-    return {**found, "damage": damage and damage.replace(str(copy), str(source))}
+    return found
 
 
 def verify_journal(path: Path, secret: Secret | None = None) -> None:
@@ -91,47 +87,51 @@ def verify_journal(path: Path, secret: Secret | None = None) -> None:
         database.checked()
 
 
-def copy_unused(source: Path, copy: Path) -> None:
-    """Copy the files of a journal that no process has open."""
+@contextmanager
+def _copied(source: Path, secret: Secret | None, folder: Path | None = None) -> Iterator[Database]:
+    """Yield a copy of a journal that no process uses: SQLite writes to what it opens."""
     mark = Path(f"{source}{MARK}")
     if mark.exists():
         with mark.open("rb") as stream:
             if not try_lock(stream):
                 raise ArgumentError(f"path must name a journal that no process uses, got {source}")
-    for name in ("", LOG, MARK):
-        if Path(f"{source}{name}").exists():
-            shutil.copyfile(f"{source}{name}", f"{copy}{name}")
+    with TemporaryDirectory(dir=folder) as within:
+        copy = Path(within, "copy")
+        for name in ("", LOG, MARK):
+            if Path(f"{source}{name}").exists():
+                shutil.copyfile(f"{source}{name}", f"{copy}{name}")
+        with closing(Database(source, secret, copy)) as database:
+            yield database
 
 
-def _rewrite(copy: Path, fresh: Path, secret: Secret | None) -> dict[str, Any]:
-    """Write what is valid in a copy of a journal to a new one, and return what it is."""
+def _rewrite(database: Database, fresh: Path) -> dict[str, Any]:
+    """Write what is valid in a journal to a new one, and return what it is."""
     damage, left_out = None, 0
-    with closing(Database(copy, secret)) as database:
-        values = database.values()
-        if values is None:
-            raise CheckpointCorruptError(f"{copy} is no sound journal: it has no transaction")
-        counts = from_text(values.pop(COUNTS))
-        try:
-            database.check_mark()
-        except CheckpointCorruptError as error:
-            damage = str(error)
-        try:
-            slots, contents = database.rows()
-            database.check_total(slots, contents, counts["total"])
-        except (CheckpointCorruptError, SecretError) as error:
-            damage = damage or str(error)
-            rows = [database.sound_row(i) for i in range(counts["length"])]
-            n = len(rows) - rows.count(None)
-            left_out, counts["length"] = len(rows) - n, n
-            moved = iter([content for content in rows[n:] if content is not None])
-            slots = [*range(n)]
-            contents = [next(moved) if content is None else content for content in rows[:n]]
-        with closing(Database(fresh, secret)) as other:
-            other.begin(database.name)
-            other.number = database.number - 1
-            n_slots = max(slots, default=-1) + 1
-            other.write(slots, contents, n_slots, counts, values, sync=True)
-            other.sync_mark()
+    values = database.values()
+    if values is None:
+        database.refuse("it has no transaction")
+    counts = from_text(values.pop(COUNTS))
+    try:
+        database.check_mark()
+    except CheckpointCorruptError as error:
+        damage = str(error)
+    try:
+        slots, contents = database.rows()
+        database.check_total(slots, contents, counts["total"])
+    except (CheckpointCorruptError, SecretError) as error:
+        damage = damage or str(error)
+        rows = [database.sound_row(i) for i in range(counts["length"])]
+        n = len(rows) - rows.count(None)
+        left_out, counts["length"] = len(rows) - n, n
+        moved = iter([content for content in rows[n:] if content is not None])
+        slots = [*range(n)]
+        contents = [next(moved) if content is None else content for content in rows[:n]]
+    with closing(Database(fresh, database.secret)) as other:
+        other.begin(database.name)
+        other.number = database.number - 1
+        n_slots = max(slots, default=-1) + 1
+        other.write(slots, contents, n_slots, counts, values, sync=True)
+        other.sync_mark()
     return {"number": database.number, "left_out": left_out, "damage": damage}
 
 
@@ -181,7 +181,11 @@ def open_buffer(
         return buffer_of(described, env, trust)
 
     if is_database(found):
-        return _of_journal(found, made, secret)
+        with _copied(found, secret) as database:
+            rb = restored(database, lambda states: (rb := made(states), slot_states(rb)))
+        if rb is None:
+            raise CheckpointMismatchError(f"{found} holds no buffer: it has no transaction")
+        return rb
     file = ValueFile(found, secret)
     if BUFFERS not in file.nodes:
         raise CheckpointMismatchError(f"{file.path} holds no buffer")
@@ -193,21 +197,6 @@ def open_buffer(
     except CheckpointError as error:
         raise type(error)(f"{file.path}: {error}") from error
     restore_from(file, rb)
-    return rb
-
-
-def _of_journal(path: Path, made: Callable[[Any], ReplayBuffer], secret: Any) -> ReplayBuffer:
-    """Return the buffer of a journal, of which a copy is read."""
-    with TemporaryDirectory() as folder:
-        copy = Path(folder, path.name)
-        copy_unused(path, copy)
-        try:
-            with closing(Database(copy, secret)) as database:
-                rb = restored(database, lambda states: (rb := made(states), slot_states(rb)))
-        except CheckpointError as error:
-            raise type(error)(str(error).replace(str(copy), str(path))) from error
-    if rb is None:
-        raise CheckpointMismatchError(f"{path} holds no buffer: it has no transaction")
     return rb
 
 
