@@ -58,30 +58,11 @@ def tensors_of(data, structure, small, head):
     return tensors, head
 
 
-def text_rows(node, tensors):
-    """Return the strings or bytes of a column."""
-    values, lengths, kind = node["text"]
-    ends = tensors[lengths].cumsum()
-    text = tensors[values].tobytes()
-    rows = [text[end - n : end] for end, n in zip(ends, tensors[lengths], strict=True)]
-    return [str(row, "utf8", "surrogatepass") for row in rows] if kind == "str" else rows
-
-
-def ragged_rows(node, tensors):
-    """Return the arrays of a column."""
-    values, lengths = node["ragged"]
-    if lengths is None:
-        return list(tensors[values])
-    ends, rest = tensors[lengths].prod(1).cumsum()[:-1], tensors[values].shape[1:]
-    parts = np.split(tensors[values], ends)
-    return [part.reshape(*size, *rest) for part, size in zip(parts, tensors[lengths], strict=True)]
-
-
 if __name__ == "__main__":
     from pathlib import Path
 
     import torch
-    from tensordict import TensorDict, lazy_stack
+    from tensordict import TensorDict
 
     from gfn_rb.checkpoint import save_state
     from gfn_rb.codec import LazyBuffer, encode_frame
@@ -91,11 +72,10 @@ if __name__ == "__main__":
     print(form, values["values"])
     print(tensors[0].tolist())
 
-    rows = [TensorDict({"tokens": torch.arange(n), "text": "é" * n}) for n in (1, 0, 2)]
-    buffers = encode_frame(3, lazy_stack(rows), {"id": 1})
+    rows = TensorDict({"tokens": torch.arange(4).view(2, 2), "text": ["é", ""]}, [2])
+    buffers = encode_frame(3, rows, {"id": 1})
     frame = b"".join(each.make() if isinstance(each, LazyBuffer) else each for each in buffers)
     form, kind, values, tensors = read(frame)
-    columns = dict(values["rows"]["lazy_stack"]["items"]["rows"]["entries"])
-    print(form, kind, values["meta"], columns["tokens"])
-    print([row.tolist() for row in ragged_rows(columns["tokens"], tensors)])
-    print(text_rows(columns["text"]["objects"]["data"], tensors))
+    columns = dict(values["rows"]["tensordict"]["entries"])
+    print(form, kind, values["meta"], columns["tokens"], columns["text"])
+    print(tensors[0].tolist())

@@ -43,10 +43,9 @@ def save_checkpoint(
 
     Args:
         path: file to create or replace.
-        rb: buffer with a ``TensorStorage`` or ``ListStorage`` of one dimension or one derived from
-            these, and with a writer and sampler that have a ``state_dict``; or a
-            ``ReplayBufferEnsemble`` of such buffers. Rows are TensorDicts or tensors. In a list
-            they may differ in shape and hold strings and bytes.
+        rb: buffer with a ``TensorStorage`` of one dimension or one derived from it, such as a
+            ``RaggedStorage``, and with a writer and sampler that have a ``state_dict``; or a
+            ``ReplayBufferEnsemble`` of such buffers. Rows are TensorDicts or tensors.
         secret: :class:`~gfn_rb.checkpoint.Secret` that a load then requires. None: the checksums
             detect accidents alone.
         **extra: further values by name. Allowed are tensors, TensorDicts, NumPy arrays, numbers,

@@ -15,13 +15,12 @@ import torch
 from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor, is_tensor_collection
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.storages import ListStorage, Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.buffer_state import held, load_part, part_state, replacing, with_members
 from gfn_rb.checkpoint.description import description_of
 from gfn_rb.codec.primitives import one_line
-from gfn_rb.codec.values import Rows
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from gfn_rb.memmaps import lay_out
 from gfn_rb.storages import EncodedStorage
@@ -43,8 +42,6 @@ def is_count(value: Any) -> bool:
 
 def stored_rows(storage: Storage) -> Any:
     """Return the rows in use, as a view on the storage; None before the first was written."""
-    if isinstance(storage, ListStorage):
-        return Rows(storage.get(i) for i in range(len(storage)))
     if not storage.initialized:
         return None
     if isinstance(storage, EncodedStorage):
@@ -72,7 +69,7 @@ def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
         raise CheckpointCorruptError(f"the storage has length {length!r:.80}, and {n} rows")
     if cursor is not None and not (is_count(cursor) and cursor < max(storage.max_size, 1)):
         raise CheckpointCorruptError(f"the storage was written to at slot {cursor!r:.80}")
-    if rows is None or isinstance(storage, (EncodedStorage, ListStorage)):
+    if rows is None or isinstance(storage, EncodedStorage):
         return
     came = _row_layout(rows)
     if storage.initialized:
@@ -86,9 +83,6 @@ def _restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Replace the content of a storage."""
     if isinstance(storage, EncodedStorage):
         storage.restore(rows or {})
-    elif isinstance(storage, ListStorage):
-        compat.set_length(storage, 0)
-        storage.set(range(len(rows)), [_copied(row) for row in rows])
     elif state["length"]:
         try:
             if not storage.initialized:
@@ -103,12 +97,6 @@ def _restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     compat.bump_mutation_revision(storage)
 
 
-def _copied(row: Any) -> Any:
-    if isinstance(row, (Tensor, TensorDictBase)):
-        return row.clone()
-    return compat.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, row)
-
-
 def _columns(rows: Any) -> dict[NestedKey, Tensor]:
     """Return the columns of rows by name. Rows that are a tensor are one column without a name."""
     if not isinstance(rows, TensorDictBase):
@@ -118,7 +106,7 @@ def _columns(rows: Any) -> dict[NestedKey, Tensor]:
         if not isinstance(column, Tensor):
             raise CheckpointError(
                 f"cannot save or load rows: {name!r} of a TensorStorage holds text or other "
-                "objects, expected tensors: a ListStorage with text can be saved"
+                "objects, expected tensors: a RaggedStorage with text can be saved"
             )
     return columns
 
@@ -198,11 +186,11 @@ def _require_known(rb: Any) -> None:
                 "more than storage, sampler, writer and transform"
             )
         storage = each.storage
-        is_known = isinstance(storage, (TensorStorage, ListStorage)) and storage.ndim == 1
+        is_known = isinstance(storage, TensorStorage) and storage.ndim == 1
         if not (members_of(each) or is_known):
             raise CheckpointError(
-                f"cannot save a {type(storage).__qualname__} of ndim={storage.ndim}: expected a "
-                "TensorStorage or a ListStorage of ndim=1"
+                f"cannot save a {type(storage).__qualname__} of ndim={storage.ndim}, expected a "
+                "TensorStorage of ndim=1"
             )
 
 

@@ -13,12 +13,7 @@ import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
-from torchrl.data.replay_buffers.storages import (
-    LazyStackStorage,
-    ListStorage,
-    Storage,
-    TensorStorage,
-)
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import (
     RoundRobinWriter,
     TensorDictRoundRobinWriter,
@@ -42,7 +37,6 @@ _PLAIN = (type(None), bool, int, float, str, Tensor)
 _FOREIGN: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((ReplayBuffer, TensorDictReplayBuffer), ("storage", "writer")),
     **dict.fromkeys((RandomSampler, RoundRobinWriter, TensorDictRoundRobinWriter), ()),
-    **dict.fromkeys((ListStorage, LazyStackStorage), ("max_size",)),
     torch.Generator: (),
 }
 # Where a buffer is, and who shares it, is nothing that a file decides.

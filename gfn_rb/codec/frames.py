@@ -49,9 +49,8 @@ def encode_frame(
 
     Args:
         kind: kind of the message, 0 to 65,535.
-        rows: TensorDict or lazy stack of batch size [n]. Entries are tensors, also jagged ones,
-            strings, bytes, and TensorDicts of them. Tensors on other devices or with gaps are
-            copied first, and so are tensors of rows whose shapes differ.
+        rows: TensorDict of batch size [n]. Entries are tensors, strings (``NonTensorStack``), and
+            TensorDicts of them. Tensors on other devices or with gaps are copied first.
         meta: dict that JSON can represent. NaN and infinities are allowed.
         secret: secret to make the frame with. None: its checksums detect accidents alone.
         scores: further rows, of any number.

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from checkpoint.test_ragged_rows import content_of
+from checkpoint.test_ragged_rows import listed
 from tensordict import TensorDict, lazy_stack
 
 from gfn_rb import RaggedStorage
@@ -339,7 +339,7 @@ def goes_on(kind, path):
         other.extend(batch(kind, k))
     for k in range(n, n + 20):
         found, expected = (
-            (rb.extend(batch(kind, k)).tolist(), content_of(rb.sample(5)), numbers(kind, rb))
+            (rb.extend(batch(kind, k)).tolist(), listed(rb.sample(5)), numbers(kind, rb))
             for rb in (killed, other)
         )
         if found != expected:

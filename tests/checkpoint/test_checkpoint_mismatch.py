@@ -259,7 +259,7 @@ def holding_text():
         (holding_items, "cannot save rows: a LazyTensorStorage holds a Item, expected tensors"),
         (
             lambda: buffer(storage=LazyTensorStorage(3, ndim=2)),
-            "cannot save a LazyTensorStorage of ndim=2: expected a TensorStorage or a ListStorage",
+            "cannot save a LazyTensorStorage of ndim=2, expected a TensorStorage of ndim=1",
         ),
         (
             lambda: with_a_sampler_holding(len),

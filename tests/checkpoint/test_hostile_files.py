@@ -49,6 +49,7 @@ WORDS = [None, True, -1, 0, 1, 2, 3, 7, 19, 2**31, 2**63, 10**30, "", "x", "cpu"
 WORDS += ["float32", "int64", "bool", "qint8", [], {}, [[]], {"float": "7ff8000000000000"}]
 WORDS += [{"tensor": 0}, {"tuple": []}, {"dict": []}, {"list": [1]}, {"size": [-1]}, {"array": 1}]
 WORDS += [{"lazy_stack": {"dim": 10**9, "items": []}}, {"device": "cuda:77"}, {"bytes": 2}, 0.5]
+WORDS += [{"text": ["a", "b"]}, {"text": []}]
 WORDS += [{"scalar": 1}, {"dtype": "float64"}, {"float": "c08f400000000000"}]
 
 

@@ -132,7 +132,7 @@ def test_tensordicts_come_back_exactly(tmp_path):
     outer = TensorDict({"b": torch.arange(2), "a": nested}, [2], device="cpu")
     named = TensorDict({"b": torch.arange(2)}, [2], names=["time"])
     lazy = LazyStackedTensorDict(
-        TensorDict({"x": torch.zeros(1)}, []), TensorDict({"x": torch.ones(1)}, []), stack_dim=0
+        TensorDict({"x": torch.zeros(1)}, []), TensorDict({"y": torch.ones(2)}, []), stack_dim=0
     )
     for value in (outer, named, TensorDict({}, [4]), lazy):
         assert_same(round_trip(value, tmp_path), value)
@@ -207,7 +207,7 @@ circle.append(circle)
         ({"x": np.array(["a"])}, r"state\['x'\]: got a NumPy array of <U1"),
         (
             {"t": TensorDict({"f": NonTensorData({1})}, [])},
-            r"state\['t'\]\['f'\]: got builtins.set",
+            r"state\['t'\]\['f'\]: got .*NonTensorData",
         ),
         ({"c": circle}, r"state\['c'\]\[0\]\[0\].*: nested over 100 deep"),
         ({"k": {10**5000: 1}}, r"state\['k'\]: an integer of over 14000 bits"),
