@@ -85,10 +85,10 @@ def contents_of(
         contents = _bytes_of([*beside, *columns.values()], rows)
     else:
         columns, lengths = storage.content(rows), _lengths_in(storage)
-        fixed = [each for name, each in columns.items() if name not in lengths]
-        pieces = [_bytes_of(beside, rows), _bytes_of(fixed, torch.arange(n))]
-        for name in lengths if columns else ():
-            pieces.append(_cut(columns[name], columns[lengths[name]]))
+        cut = [name for name in columns if name in lengths]
+        whole = [columns[name] for name in columns if name not in lengths]
+        pieces = [_bytes_of(beside, rows), _bytes_of(whole, torch.arange(n))]
+        pieces += [_cut(columns[name], columns[lengths[name]]) for name in cut]
         contents = [b"".join(each) for each in zip(*pieces, strict=True)]
     layout = [[name, _entry(each), lengths.get(name)] for name, each in columns.items()]
     return contents + _bytes_of(beside, beyond), layout
