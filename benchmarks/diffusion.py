@@ -28,13 +28,13 @@ from torch.distributions import Distribution, Independent, Normal
 
 from gfn_rb import RankRewardSampler, Sampler, Trajectories
 from gfn_rb.buffers import terminating_state_buffer
-from gfn_rb.buffers.presets import recent_writer
 from gfn_rb.envs import DiffusionEnv, Funnel, Gaussians25, Manywell
 from gfn_rb.losses import TrajectoryBalance
 from gfn_rb.policies import LogZ, ReferencePolicy
 from gfn_rb.training import Trainer
 from gfn_rb.training.config import CONFIGS
 from gfn_rb.training.metrics.evaluation import log_mean_exp, log_weights
+from gfn_rb.writers import FIFOWriter
 
 TASKS = {"gaussians25": Gaussians25, "funnel": Funnel, "manywell": Manywell}
 N, BATCH, WIDTH, ITERATIONS = 2000, 300, 64, 25_000
@@ -120,7 +120,7 @@ def published(name: str, n: int, seed: int) -> tuple[Any, DiffusionEnv]:
     optimizer = torch.optim.Adam(groups, 1e-3)
     walks, found = (
         terminating_state_buffer(
-            600_000, writer=recent_writer(), sampler=RankRewardSampler(k=0.01), batch_size=BATCH
+            600_000, writer=FIFOWriter(), sampler=RankRewardSampler(k=0.01), batch_size=BATCH
         )
         for _ in range(2)
     )

@@ -197,21 +197,14 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, or TorchRL's ensemble, which has no ``p``."""
-        shares = self._fitting(state_dict.get(_P, self._p))
+        shares, k = state_dict.get(_P, self._p), len(self._samplers)
+        if isinstance(shares, Tensor) and len(shares) != k:
+            raise CheckpointMismatchError(
+                f"the p that was saved holds {len(shares)} weights, expected one for each of {k} "
+                "members"
+            )
         super().load_state_dict(state_dict)  # checked before any member changes
         self._p = shares
-
-    def _fitting(self, p: Any) -> Any:
-        """Return shares that were saved, if they are for as many members."""
-        if p is None or isinstance(p, str):
-            return p
-        share = torch.as_tensor(p, dtype=torch.float64)
-        if share.shape != (len(self._samplers),):
-            raise CheckpointMismatchError(
-                f"the p that was saved holds {share.numel()} weights, expected one for each of "
-                f"{len(self._samplers)} members"
-            )
-        return share
 
     def __getitem__(self, index: Any) -> Any:
         chosen = chosen_members(index, len(self._samplers))

@@ -190,21 +190,9 @@ def fifo_buffer(
     """
     sampler = RandomSampler() if sampler is None else sampler
     limit = _group_options(options)
-    removes = options.get("max_age") is not None
-    writer = recent_writer(unique, on_duplicate, removes=removes, **limit)
+    kind = FIFOWriter if options.get("max_age") is None else UniqueFIFOWriter  # which removes rows
+    writer = kind(unique, on_duplicate, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
-
-
-def recent_writer(
-    unique: Unique = None,
-    on_duplicate: OnDuplicate = "refresh",
-    *,
-    removes: bool = False,
-    **limit: Any,
-) -> Writer:
-    """Return a writer that keeps the newest rows, and can remove rows if so asked."""
-    kind = UniqueFIFOWriter if removes else FIFOWriter
-    return kind(unique, on_duplicate, **limit)
 
 
 @with_options

@@ -12,7 +12,6 @@ from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler as ItemS
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.buffers.presets import (
-    recent_writer,
     reward_prioritized_buffer,
     state_buffer,
     terminating_state_buffer,
@@ -39,7 +38,8 @@ from gfn_rb.training.options import (
     RankDraw,
     SoftmaxDraw,
 )
-from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers.fifo import UniqueFIFOWriter
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def make_writer(
         return DiversityWriter(key, cutoff_distance=keep.cutoff, **by)
     unique = "state" if keep.unique and are_objects else None
     if isinstance(keep, KeepRecent):
-        return recent_writer(unique, removes=max_age is not None)
+        return FIFOWriter(unique) if max_age is None else UniqueFIFOWriter(unique)
     return RewardPrioritizedWriter(key, unique=unique)
 
 
