@@ -26,7 +26,6 @@ FeatureSource: TypeAlias = NestedKey | Callable[[TensorDictBase], Tensor] | None
 MAX_ROWS = 20_000  # shown one by one
 _MAX_COLUMNS = 4096  # of objects as numbers
 _BATCH_SIZE = 64  # of a buffer that has none of its own
-_NEWTON_STEPS = 50
 _WIDTH = 200  # characters of an object
 
 
@@ -39,7 +38,7 @@ class BufferContent:
         summary: what the buffer holds and draws.
         row: rows shown one by one, those of lowest reward first.
         batch_size: number of rows of a batch.
-        draws: expected number of draws of each row in a batch; None if it is unknown.
+        draws: probability of each row to be in a batch, drawn with replacement; None if unknown.
         words: the objects of the rows shown.
         is_mode: whether each of them reaches a mode; None if no modes are defined.
         modes: number of modes that they reach, in words.
@@ -85,9 +84,8 @@ def read_content(
             x = _features(members, row, objects, env, read)
             content.position, content.axes = plane(x.cpu())
     if columns.log_prob is not None:
-        is_distinct = getattr(rb.sampler, "replacement", True) is not True
-        p = columns.log_prob.exp()
-        content.draws = draws_per_batch(p, content.batch_size, is_distinct)
+        missed = torch.log1p(-columns.log_prob.exp()) * content.batch_size
+        content.draws = -missed.expm1()
     if len(row) < len(whole):
         content.notes["rows"] = (
             f"{len(row):,} of {len(whole):,} rows are shown one by one: the best, and a random "
@@ -132,23 +130,6 @@ def shown_rows(log_reward: Float[Tensor, "n"], most: int) -> Int64[Tensor, "m"]:
         drawn = torch.randperm(len(rest), generator=torch.Generator().manual_seed(0))
         order = torch.cat([rest[drawn[: most - most // 2].sort().values], best])
     return order
-
-
-def draws_per_batch(
-    p: Float64[Tensor, "n"], batch_size: int, is_distinct: bool
-) -> Float64[Tensor, "n"]:
-    """Return the expected number of draws of each row in a batch, from its share of single draws.
-
-    A batch of distinct rows contains row i with a probability of about 1 - exp(-t p_i), where t
-    makes the sum the size of the batch (Rosen 1972, on successive sampling).
-    """
-    if not is_distinct or batch_size >= int((p > 0).sum()):
-        return p * batch_size
-    t = float(batch_size)
-    for _ in range(_NEWTON_STEPS):  # from below, to the root of a concave function
-        missed = (-t * p).exp()
-        t += float((batch_size - (1 - missed).sum()) / (p * missed).sum())
-    return 1 - (-t * p).exp()
 
 
 def which_reach_modes(

@@ -26,7 +26,7 @@ _TABLE = {
     "words": ("object", 150, None),
     "reward": ("log R, nats", 100, "{0,0.000}"),
     "age": ("age, steps", 90, "{0,0}"),
-    "draws": ("draws per 1,000 batches", 170, "{0,0.0}"),
+    "draws": ("batches of 1,000", 150, "{0,0.0}"),
     "mode": ("mode", 70, None),
 }
 _STYLE = ":host { font-size: 13px; } .slick-header-column { font-weight: 600; }"
@@ -121,7 +121,7 @@ def plot_objects(content: BufferContent) -> tuple[list[Part], list[models.Custom
         reorderable=False, stylesheets=[models.InlineStyleSheet(css=_STYLE)],
     )  # fmt: skip
     start = _script("start", plots=[part.model for part in parts if part.model], table=table)
-    text = f"Draws are the expected number in 1,000 batches of {content.batch_size:,} rows."
+    text = f"Batches are those of 1,000, of {content.batch_size:,} rows each, that contain the row."
     parts.append(Part("table", "Objects", f"A click on a heading sorts. {text}", table))
     return parts, [start, fill]
 

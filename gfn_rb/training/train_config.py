@@ -251,20 +251,6 @@ class TrainConfig(options.GeneralOptions):
 
         return getattr(gfn_rb.envs, self.env_type)(**arguments, device=self.device)
 
-    def make_priority_rule(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the function that turns residuals into priorities. A subclass may return any.
-
-        It receives residuals in nats, [m], above 0 where there is too much flow, and returns finite
-        priorities of at least 0, [m].
-        """
-        if isinstance(self.draw, options.TeacherDraw):
-            from gfn_rb.training.replay import TeacherReward
-
-            return TeacherReward(self.draw.c)
-        import torch
-
-        return torch.abs
-
     def make_networks(self, env: gfn_rb.envs.GFNEnv) -> gfn_rb.policies.Networks:
         """Return your own modules to train; by default none, and all are created.
 
@@ -348,7 +334,9 @@ class TrainConfig(options.GeneralOptions):
         rest = dict(values)
         if (version := rest.pop("format", 1)) != FORMAT:
             raise ArgumentError(f"format of a configuration must be {FORMAT}, got {version!r}")
-        return _made(find_config(rest.pop("env", None)), rest)
+        config = _made(find_config(rest.pop("env", None)), rest)
+        rules.check_options(config)
+        return config
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -379,7 +367,6 @@ def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
         if (groups := rules.groups_of(hints[name])) and isinstance(value, dict):
             made[name] = _made(group_named(name, groups, value.get("kind")), value, name)
         else:
-            rules.check_value(rules.option_name(kind, name, group), value, hints[name])
             made[name] = value
     return kind(**made)
 

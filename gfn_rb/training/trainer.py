@@ -35,8 +35,8 @@ from gfn_rb.torchrl_compat import members_of
 from gfn_rb.training import objectives
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
-from gfn_rb.training.options import PriorityDraw, SoftmaxDraw
-from gfn_rb.training.replay import REPLAY
+from gfn_rb.training.options import PriorityDraw, SoftmaxDraw, TeacherDraw
+from gfn_rb.training.replay import REPLAY, TeacherReward
 from gfn_rb.training.session.folder import Row, run_secret
 from gfn_rb.training.sources import AdaptiveTemperature, make_source
 
@@ -112,7 +112,9 @@ class Trainer:
             epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
             temperature=self._temperature,
         )  # fmt: skip
-        self.priority_rule = config.make_priority_rule()
+        self._priority_of: Callable[[Tensor], Tensor] = torch.abs  # residuals
+        if isinstance(config.draw, TeacherDraw):
+            self._priority_of = TeacherReward(config.draw.c)
         self.replay = REPLAY[config.replay_name]
         draws = torch.Generator(config.device).manual_seed(replay)
         self.rb = config.make_buffer(self.env, draws, self._regenerate)
@@ -241,7 +243,7 @@ class Trainer:
             if isinstance(self.config.draw, PriorityDraw):
                 with self.watch("buffer"):
                     index = sample.get(keys.INDEX)[start : start + size]
-                    priority = objectives.mean_per_item(replayed, self.priority_rule(residual))
+                    priority = objectives.mean_per_item(replayed, self._priority_of(residual))
                     self.replayed.update_priority(index, priority)
         return losses
 

@@ -21,7 +21,6 @@ from gfn_rb.envs import HyperGrid
 from gfn_rb.page import content
 from gfn_rb.page.content import (
     columns_of,
-    draws_per_batch,
     plane,
     read_content,
     shown_rows,
@@ -133,25 +132,11 @@ def test_objects_of_different_lengths_are_placed_by_their_content() -> None:
     assert (x[0] - x[3]).norm() < 1e-4 < (x[0] - x[1]).norm()  # one content, in another order
 
 
-def test_draws_of_distinct_rows_are_those_of_many_batches() -> None:
-    p = torch.tensor([0.6, 0.2, 0.1, 0.06, 0.04], dtype=torch.float64)
-    batches = torch.multinomial(p.expand(200_000, -1), 2, generator=seeded())
-    counted = torch.bincount(batches.flatten(), minlength=5) / 200_000
-    assert draws_per_batch(p, 2, True).sum() == pytest.approx(2)
-    assert (draws_per_batch(p, 2, True) - counted).abs().max() < 0.06
-    assert draws_per_batch(p, 2, False).equal(2 * p)
-    assert draws_per_batch(p, 5, True).equal(5 * p)  # too few rows: with replacement
-
-
-def test_draws_of_distinct_rows_reach_those_of_tiny_probability() -> None:
-    p = torch.tensor([1 - 2e-9, 1e-9, 1e-9], dtype=torch.float64)
-    expected = torch.tensor([1, 0.5, 0.5]).double()
-    assert torch.allclose(draws_per_batch(p, 2, True), expected)
-
-
 def test_the_batch_size_is_the_given_one_else_that_of_the_buffer() -> None:
     assert read_content(grid_buffer(), ENV).batch_size == 4
-    assert read_content(grid_buffer(), ENV, batch_size=7).draws.sum() == pytest.approx(7)
+    found = read_content(grid_buffer(), ENV, batch_size=7)
+    p = found.columns.log_prob.exp()
+    assert found.draws.tolist() == pytest.approx((1 - (1 - p) ** 7).tolist())
 
 
 def test_a_merged_buffer_is_shown_as_the_union_of_its_members() -> None:
@@ -172,7 +157,7 @@ def test_rows_without_rewards_and_ages_are_shown_without_them() -> None:
     assert found.columns.log_reward is None
     assert found.columns.age is None
     assert found.position.shape == (5, 2)
-    assert found.draws.tolist() == pytest.approx([64 / 5] * 5)
+    assert found.draws.tolist() == pytest.approx([1 - 0.8**64] * 5)
 
 
 def test_rows_without_objects_are_called_by_their_number() -> None:

@@ -139,15 +139,16 @@ class ExactFit(Fit):
         if self._conditions is not None:
             self.method = f"exact, mean over {len(self._each)} conditions"
             self.log_z = fmean(env.log_partition(condition) for condition in self._conditions)
-        self.env, self._policy, score = env, policy, env.score(env.terminating_states())
-        self._targets = [Target(env.target_log_prob(each), score) for each in self._each]
+        self.env, self._policy = env, policy
+        self._score = env.score(env.terminating_states())
+        self._targets = [env.target_log_prob(each) for each in self._each]
         self._weights: list[Tensor] = []  # for which these were computed:
         self._log_probs: dict[tuple[float, ...], Tensor] = {}  # by condition
 
     @property
     def target(self) -> Float64[Tensor, "m"]:
         """The target's log-probability of each terminating state, under the first condition."""
-        return self._targets[0].log_prob
+        return self._targets[0]
 
     def policy_log_prob(
         self, condition: Shaped[Tensor, "*condition"] | None = None
@@ -169,28 +170,23 @@ class ExactFit(Fit):
     def columns(self) -> dict[str, float]:
         """Return log Z, and distances, correlations and accuracy, all of them exact."""
         rows = [
-            target.compare(self.policy_log_prob(condition))
+            compare(self.policy_log_prob(condition), target, self._score)
             for condition, target in zip(self._each, self._targets, strict=True)
         ]
         return {**super().columns(), **{name: fmean(row[name] for row in rows) for name in rows[0]}}
 
 
-class Target:
-    """A target whose states are all listed, with their log-probabilities and scores."""
-
-    def __init__(self, log_prob: Float64[Tensor, "m"], score: Float[Tensor, "m"]) -> None:
-        self.log_prob, self._score, self._ranks = log_prob, score, _ranks(log_prob)
-        self._mean_score = float(log_prob.exp() @ score.double())
-
-    def compare(self, log_p: Float64[Tensor, "m"]) -> dict[str, float]:
-        """Return how far a policy is from the target, by the names of columns."""
-        return {
-            "total_variation": total_variation(log_p, self.log_prob),
-            "jensen_shannon_distance": jensen_shannon_distance(log_p, self.log_prob),
-            "spearman": pearson(_ranks(log_p), self._ranks),
-            "pearson": pearson(log_p, self.log_prob),
-            "accuracy": accuracy(self._score, self._mean_score, log_p.exp()),
-        }
+def compare(
+    log_p: Float64[Tensor, "m"], target: Float64[Tensor, "m"], score: Float[Tensor, "m"]
+) -> dict[str, float]:
+    """Return how far a policy is from the target, by the names of columns."""
+    return {
+        "total_variation": total_variation(log_p, target),
+        "jensen_shannon_distance": jensen_shannon_distance(log_p, target),
+        "spearman": spearman(log_p, target),
+        "pearson": pearson(log_p, target),
+        "accuracy": accuracy(score, float(target.exp() @ score.double()), log_p.exp()),
+    }
 
 
 def make_fit(

@@ -21,7 +21,7 @@ from gfn_rb.training.metrics import (
     pearson,
     spearman,
 )
-from gfn_rb.training.metrics.fit import ExactFit, Fit, Target, make_fit
+from gfn_rb.training.metrics.fit import ExactFit, Fit, compare, make_fit
 from gfn_rb.training.objectives import backward_policy
 from gfn_rb.training.options import MetricName
 
@@ -159,7 +159,7 @@ def test_conditional_distances_are_means_of_exact_ones():
     score, each = env.score(env.terminating_states()), []
     for condition in env.fixed_conditions(5):
         log_p = env.policy_log_prob(log_pf, condition=condition)
-        each.append(Target(env.target_log_prob(condition), score).compare(log_p))
+        each.append(compare(log_p, env.target_log_prob(condition), score))
     assert len({row["total_variation"] for row in each}) == 5
     row = trainer.fit.columns()
     assert (row.pop("log_z"), row.pop("log_z_gap")) == (
@@ -179,7 +179,7 @@ def test_every_loss_says_what_log_z_it_learned(loss):
 
 def test_a_policy_is_compared_by_hand():
     p, q = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]).double().log()
-    measured = Target(q, torch.tensor([1.0, 2.0, 3.0])).compare(p)
+    measured = compare(p, q, torch.tensor([1.0, 2.0, 3.0]))
     assert measured["total_variation"] == pytest.approx(0.25)
     assert measured["jensen_shannon_distance"] == jensen_shannon_distance(p, q)
     assert measured["accuracy"] == pytest.approx(1.75 / 2.25)
