@@ -61,17 +61,9 @@ class AdaptiveTemperature:
         self.value = state_dict["value"]
 
 
-class Source:
-    """Gives trajectories of the policy as it is now, with their rewards."""
-
-    def sample(self, n: int) -> Trajectories:
-        """Return fresh forward trajectories, a multiple of ``n`` of them."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class PolicySource(Source):
-    """Samples in this process, from the environment's source state."""
+class Source:
+    """Gives trajectories of a policy as it is now, from the environment's source state."""
 
     env: GFNEnv
     sampler: Sampler
@@ -80,7 +72,7 @@ class PolicySource(Source):
     temperature: Callable[[], float] = lambda: 1.0
 
     def sample(self, n: int) -> Trajectories:
-        """Return ``n`` trajectories."""
+        """Return ``n`` fresh forward trajectories, with their rewards."""
         return self.sampler.sample_trajectories(
             self.env,
             n=n,
@@ -91,13 +83,13 @@ class PolicySource(Source):
 
 
 @dataclass(frozen=True)
-class LocalSearchSource(Source):
+class LocalSearchSource:
     """Follows trajectories of another source by all proposals of a local search around them.
 
     Each loop searches around the best of the loops before (Kim et al. 2023, arXiv:2310.02710).
     """
 
-    source: Source
+    source: Source | TeacherSource
     search: LocalSearchSampler
     env: GFNEnv
     options: SearchOptions
@@ -117,7 +109,7 @@ class LocalSearchSource(Source):
         return Trajectories.cat(batches)
 
 
-class TeacherSource(Source):
+class TeacherSource:
     """Takes some batches from a policy that is trained to sample what another fits badly.
 
     The other policy is the student, and its source gives the other batches. The teacher has
@@ -140,7 +132,7 @@ class TeacherSource(Source):
         self.optimizer = make_optimizer(self._config, self.loss)
         self.reward = TeacherReward(config.teacher.c)
         self.student = student
-        self.teacher = PolicySource(env, Sampler(self.loss.forward_policy), generator, epsilon)
+        self.teacher = Source(env, Sampler(self.loss.forward_policy), generator, epsilon)
         self._is_new, self._n_batches = config.log_z is None, 0
 
     def sample(self, n: int) -> Trajectories:
@@ -186,17 +178,17 @@ def make_source(
     seed: int,
     epsilon: Callable[[], float],
     temperature: Callable[[], float],
-) -> tuple[Source, TeacherSource | None]:
+) -> tuple[Source | TeacherSource | LocalSearchSource, TeacherSource | None]:
     """Return the source that a configuration asks for, and the one in it that learns.
 
     ``seed`` is that of a teacher's weights, and ``temperature`` that of the policy's trajectories.
     """
-    policy = Sampler(loss.forward_policy)
-    source: Source = PolicySource(env, policy, generator, epsilon, temperature)
+    student = Source(env, Sampler(loss.forward_policy), generator, epsilon, temperature)
     taught = None
     if config.teacher.share:
-        source = taught = TeacherSource(source, config, env, generator, seed, epsilon)
+        taught = TeacherSource(student, config, env, generator, seed, epsilon)
+    source = student if taught is None else taught
     if config.search.loops:
         sampler = LocalSearchSampler(loss.forward_policy, backward_policy(loss))
-        source = LocalSearchSource(source, sampler, env, config.search, generator)
+        return LocalSearchSource(source, sampler, env, config.search, generator), taught
     return source, taught

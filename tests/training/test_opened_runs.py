@@ -28,6 +28,7 @@ GRID_OF_OPTIONS = [
 
 def assert_opens(config, path) -> None:
     trainer = trained(config, 3)
+    assert trainer.measure()["drawn"] > 0
     trainer.save(path)
     opened = open_buffer(path)
     equal(opened.best(1000), trainer.rb.best(1000))

@@ -6,29 +6,10 @@ from training.training_runs import DNA, grid, timeless, trained
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.keys import INDEX, LOG_REWARD
-from gfn_rb.training import DRAW, KEEP, REPLAY, KeepDiverse, Trainer
+from gfn_rb.training import DRAW, REPLAY, KeepDiverse, Trainer
 from gfn_rb.training.config import CONFIGS
 
 LOSS = {"trajectories": "tb", "transitions": "db", "states": "fm", "terminal": "subtb"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keep", KEEP)
-@pytest.mark.parametrize("draw", DRAW)
-@pytest.mark.parametrize("replay", REPLAY)
-def test_every_choice_trains(keep, draw, replay):
-    takes_apart = replay in ("transitions", "states")
-    if takes_apart and (keep == "diverse" or draw == "teacher"):
-        pytest.skip("refused by name")
-    capacity = 60 if takes_apart else 24
-    trainer = trained(
-        grid(keep=keep, draw=draw, replay=replay, loss=LOSS[replay], capacity=capacity), 4
-    )
-    if keep == "diverse":  # as many as differ
-        assert 8 <= len(trainer.rb) == len(ends(trainer).unique(dim=0)) <= 24
-    else:
-        assert 24 <= len(trainer.rb) <= capacity
-    assert trainer.measure()["replay_loss"] > 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from training.training_runs import (
 from gfn_rb import Trajectories
 from gfn_rb.rollout import LocalSearchSampler
 from gfn_rb.training import SearchOptions, Trainer
-from gfn_rb.training.sources import LocalSearchSource, PolicySource, Source
+from gfn_rb.training.sources import LocalSearchSource, Source
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_the_policy_is_sampled_as_told():
     trainer.generator.manual_seed(3)
     expected = trainer.source.sampler.sample_trajectories(trainer.env, n=9, **options)
     equal(trainer.source.sample(9).to_tensordict().to_dict(), expected.to_tensordict().to_dict())
-    assert type(trainer.source) is PolicySource
+    assert type(trainer.source) is Source
 
 
 def test_each_loop_goes_on_from_what_was_accepted(batches):

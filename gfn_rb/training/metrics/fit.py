@@ -142,30 +142,13 @@ class ExactFit(Fit):
         self.env, self._policy = env, policy
         self._score = env.score(env.terminating_states())
         self._targets = [env.target_log_prob(each) for each in self._each]
-        self._weights: list[Tensor] = []  # for which these were computed:
-        self._log_probs: dict[tuple[float, ...], Tensor] = {}  # by condition
-
-    @property
-    def target(self) -> Float64[Tensor, "m"]:
-        """The target's log-probability of each terminating state, under the first condition."""
-        return self._targets[0]
 
     def policy_log_prob(
         self, condition: Shaped[Tensor, "*condition"] | None = None
     ) -> Float64[Tensor, "m"]:
-        """Return the policy's exact log-probability of each terminating state.
-
-        It is computed once for the same weights.
-        """
-        weights = [*self._policy.parameters(), *self._policy.buffers()]
-        # By value: fused optimisers write without counting up a tensor's version.
-        if not self._log_probs or not all(map(torch.equal, weights, self._weights)):
-            self._weights, self._log_probs = [each.detach().clone() for each in weights], {}
-        key = () if condition is None else tuple(condition.flatten().tolist())
-        if key not in self._log_probs:
-            log_pf = partial(action_log_probs, self._policy, self.env)
-            self._log_probs[key] = self.env.policy_log_prob(log_pf, _CHUNK, condition)
-        return self._log_probs[key]
+        """Return the policy's exact log-probability of each terminating state."""
+        log_pf = partial(action_log_probs, self._policy, self.env)
+        return self.env.policy_log_prob(log_pf, _CHUNK, condition)
 
     def columns(self) -> dict[str, float]:
         """Return log Z, and distances, correlations and accuracy, all of them exact."""

@@ -185,14 +185,3 @@ def test_a_policy_is_compared_by_hand():
     assert measured["accuracy"] == pytest.approx(1.75 / 2.25)
     assert measured["spearman"] == pytest.approx(-0.5)
     assert measured["pearson"] == pytest.approx(-0.5)
-
-
-def test_an_exact_distribution_is_computed_once_for_the_same_weights(monkeypatch):
-    trainer = Trainer(GRID)
-    fit, exact, calls = trainer.fit, trainer.env.policy_log_prob, []
-    monkeypatch.setattr(fit.env, "policy_log_prob", lambda *a: calls.append(a) or exact(*a))
-    first = fit.columns()
-    assert fit.columns() == first
-    trainer.step()  # the optimiser writes in place
-    assert fit.columns()["total_variation"] != first["total_variation"]
-    assert len(calls) == 2
