@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,12 +16,10 @@ from tools.structure import (
     COMPUTED,
     circles,
     closures,
-    draw,
     import_graph,
     imports,
     modules,
     n_lines,
-    shared_class_names,
     top_folder,
     top_folders,
 )
@@ -124,11 +120,6 @@ def planted(plant) -> Path:
     )
 
 
-def test_no_folder_is_a_heap() -> None:
-    folder, n_files = Counter(path.parent for path in ROOT.rglob("*.py")).most_common(1)[0]
-    assert n_files <= 16, folder
-
-
 def test_imports_point_one_way() -> None:
     assert violations(ROOT) == []
     assert {top_folder(name) for name in modules(ROOT)} == LEVEL.keys()
@@ -174,22 +165,11 @@ def test_modules_import_in_no_circle(planted: Path) -> None:
     assert circles({"a": {"b"}, "b": set()}) == []
 
 
-def test_planted_class_names_are_found_and_circles_not_drawn(planted: Path) -> None:
-    assert shared_class_names(planted) == ["B: gfn_rb.b, gfn_rb.room.c"]
-    with pytest.raises(SystemExit, match="in circles"):
-        draw(planted.parent, planted.parent / "picture.png")
-
-
 def test_a_name_executes_few_lines_of_the_core_alone() -> None:
     for statement, files in closures(ROOT.parent, CLOSURES).items():
         assert 50 < sum(map(n_lines, files)) <= CLOSURES[statement]
         folders = {path.relative_to(ROOT).parts[0] for path in files if path.parent != ROOT}
         assert folders <= CORE
-
-
-def test_types_are_checked_function_by_function() -> None:
-    """beartype refuses ``Self`` where it does not see the class; a type variable says the same."""
-    assert [str(p) for p in ROOT.rglob("*.py") if "import Self" in p.read_text()] == []
 
 
 # Private names of others are used in one module, which names them.
@@ -201,16 +181,6 @@ def test_private_names_are_used_where_they_belong() -> None:
     found = private_uses_in(ROOT)
     assert len(found) > 50
     assert [f"{path}:{use}" for path, each in found.items() for use in each] == []
-
-
-def test_each_function_of_the_adapter_names_what_it_wraps() -> None:
-    functions = [
-        function
-        for _, function in inspect.getmembers(torchrl_compat, inspect.isfunction)
-        if function.__module__ == torchrl_compat.__name__
-    ]
-    assert len(functions) > 20
-    assert [f.__name__ for f in functions if not re.search("``.+``|:func:", f.__doc__ or "")] == []
 
 
 @pytest.mark.parametrize(
@@ -238,5 +208,4 @@ def test_a_private_name_of_another_is_found(source: str, found: list[str]) -> No
 
 def test_a_secret_of_another_module_is_not_foreign() -> None:
     [use] = private_uses(ast.parse("a.b._go()"), FOREIGN, own={"_go"})
-    assert not use.is_foreign
-    assert str(use) == "1: a.b._go"
+    assert (use.is_foreign, str(use)) == (False, "1: a.b._go")

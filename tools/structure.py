@@ -6,9 +6,7 @@ Prints, of the checkout in ROOT (by default the one this script lies in), which 
 - circles of imports, between modules and between folders, those at any depth and under
   ``TYPE_CHECKING`` included;
 - private names of torch, tensordict and torchrl used outside the adapter, and those that one
-  module of the package uses of another: see ``tools/private_names.py``;
-- classes at module level that share a name;
-- the files a batch passes through on its way to a manager's storage: see ``tools/hops.py``.
+  module of the package uses of another: see ``tools/private_names.py``.
 
 ``--draw`` paints the folders, their sizes and who imports whom, with matplotlib.
 """
@@ -116,24 +114,6 @@ def _reachable(graph: Graph, start: str) -> set[str]:
     return seen
 
 
-def shared_class_names(package: Path) -> list[str]:
-    """Return the names of classes that several modules define."""
-    where = defaultdict(list)
-    for module, path in modules(package).items():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef):
-                where[node.name].append(module)
-    return [f"{name}: {', '.join(at)}" for name, at in sorted(where.items()) if len(at) > 1]
-
-
-def hops(root: Path) -> list[str]:
-    """Return the files that a batch passes through, in an interpreter that imports that root."""
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, str(HERE / "tools" / "hops.py"), str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    return done.stdout.split() if done.returncode == 0 else [f"failed: {done.stderr[-500:]}"]
-
-
 # Statements, and how many lines of the package an interpreter may execute for them.
 CLOSURES = {
     "from gfn_rb import SoftmaxRewardSampler": 3_500,
@@ -202,8 +182,6 @@ def report(root: Path) -> None:
         found = [(path, use) for path, each in uses.items() for use in each]
         chosen = [f"{path.relative_to(root)}:{u}" for path, u in found if u.is_foreign is foreign]
         _list(f"{what} outside the adapter" if foreign else what, chosen)
-    _list("class names in several modules", shared_class_names(package))
-    _list("hops of a batch to the manager's storage", hops(root))
 
 
 def _list(what: str, items: list[str]) -> None:
