@@ -18,7 +18,7 @@ from gfn_rb.codec.primitives import one_line
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
+from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.writers.features import Features
 
 FeatureSource: TypeAlias = NestedKey | Callable[[TensorDictBase], Tensor] | None
@@ -40,7 +40,6 @@ class BufferContent:
         batch_size: number of rows of a batch.
         draws: probability of each row to be in a batch, drawn with replacement; None if unknown.
         words: the objects of the rows shown.
-        is_mode: whether each of them reaches a mode; None if no modes are defined.
         modes: number of modes that they reach, in words.
         position, axes: their places on the map and the names of its axes; None if there is no map.
         notes: what could not be shown and why, by the part of the page that lacks it.
@@ -52,7 +51,6 @@ class BufferContent:
     batch_size: int
     draws: Float64[Tensor, "n"] | None = None
     words: list[str] = field(default_factory=list)
-    is_mode: Bool[Tensor, "m"] | None = None
     modes: str = ""
     position: Float64[Tensor, "m 2"] | None = None
     axes: tuple[str, str] = ("", "")
@@ -103,7 +101,6 @@ def read_content(
     if env is not None and env.n_modes != 0 and isinstance(objects, Tensor):
         with _noted(content, "modes"):
             reward = ranked[row].float().to(objects.device)
-            content.is_mode = which_reach_modes(env, objects, reward)
             n_modes = len(env.modes_reached(objects, reward).unique())
             content.modes = f"{n_modes:,} of {env.n_modes:,}" if env.n_modes else f"{n_modes:,}"
     return content
@@ -130,19 +127,6 @@ def shown_rows(log_reward: Float[Tensor, "n"], most: int) -> Int64[Tensor, "m"]:
         drawn = torch.randperm(len(rest), generator=torch.Generator().manual_seed(0))
         order = torch.cat([rest[drawn[: most - most // 2].sort().values], best])
     return order
-
-
-def which_reach_modes(
-    env: GFNEnv, state: Shaped[Tensor, "n *S"], log_reward: Float[Tensor, "n"]
-) -> Bool[Tensor, "n"]:
-    """Return which terminating states reach a mode, by halves: environments tell it of a batch."""
-    if not len(env.modes_reached(state, log_reward)):
-        return torch.zeros(len(state), dtype=torch.bool)
-    if len(state) == 1:
-        return torch.ones(1, dtype=torch.bool)
-    middle = len(state) // 2
-    halves = slice(None, middle), slice(middle, None)
-    return torch.cat([which_reach_modes(env, state[half], log_reward[half]) for half in halves])
 
 
 def _features(

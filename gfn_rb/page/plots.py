@@ -27,7 +27,6 @@ _TABLE = {
     "reward": ("log R, nats", 100, "{0,0.000}"),
     "age": ("age, steps", 90, "{0,0}"),
     "draws": ("batches of 1,000", 150, "{0,0.0}"),
-    "mode": ("mode", 70, None),
 }
 _STYLE = ":host { font-size: 13px; } .slick-header-column { font-weight: 600; }"
 _SELECT = "Drag to select rows in both plots and in the table."
@@ -78,8 +77,6 @@ def plot_objects(content: BufferContent) -> tuple[list[Part], list[models.Custom
         points["age"] = columns.age.numpy()[row].astype(np.int32)
     if content.draws is not None:
         points["draws"] = content.draws.numpy()[row] * 1000
-    if content.is_mode is not None:
-        points["mode"] = np.where(content.is_mode.numpy(), "yes", "").tolist()
     listed = {name: column for name, column in _TABLE.items() if name in points}
     if content.position is not None:
         points["x"], points["y"] = content.position.numpy().astype(np.float32).T
@@ -229,8 +226,8 @@ def _with_legend(plot: Any) -> Any:
 def _column(name: str, words: Sequence[str]) -> models.TableColumn:
     title, width, form = _TABLE[name]
     if form is None:
-        width = min(8 * max(map(len, words), default=0), 600) if name == "words" else width
-        return models.TableColumn(field=name, title=title, width=max(width, _TABLE[name][1]))
+        longest = max(map(len, words), default=0)
+        return models.TableColumn(field=name, title=title, width=max(width, min(8 * longest, 600)))
     number = models.NumberFormatter(format=form[1:-1])
     return models.TableColumn(
         field=name, title=title, width=width, formatter=number, default_sort="descending"

@@ -24,7 +24,6 @@ from gfn_rb.page.content import (
     plane,
     read_content,
     shown_rows,
-    which_reach_modes,
 )
 
 ENV = HyperGrid(2, 8)
@@ -69,22 +68,10 @@ def test_words_modes_and_places_are_those_of_the_rows_shown() -> None:
     found = read_content(rb, ENV)
     state = rb.storage.get(found.row)["state"]
     assert found.words == ENV.describe(state)
-    assert found.is_mode.equal(ENV.mode_index(state) >= 0)
     assert found.modes == f"{ENV.n_modes} of {ENV.n_modes}"
     assert found.position.equal(state.double())  # two numbers need no projection
     assert found.columns.log_reward[found.row].diff().min() >= 0
     assert found.notes == {}
-
-
-@pytest.mark.parametrize("is_mode", [[], [0], [5], [0, 1, 2, 3, 4, 5, 6], [2, 6]])
-def test_rows_that_reach_modes_are_found_by_halves(is_mode) -> None:
-    class Env(HyperGrid):
-        def modes_reached(self, state, log_reward=None):
-            return torch.tensor([i for i in state[:, 0].tolist() if i in is_mode])
-
-    state = torch.arange(7)[:, None]
-    found = which_reach_modes(Env(1, 7), state, torch.zeros(7))
-    assert found.nonzero()[:, 0].tolist() == is_mode
 
 
 def test_places_are_the_principal_components() -> None:
@@ -197,7 +184,7 @@ def test_what_fails_leaves_the_page_without_it_alone(part, options, note) -> Non
     if part == "words":
         assert found.words == read_content(grid_buffer()).words
     assert (found.position is None) == (part == "map")
-    assert (found.is_mode is None) == (part == "modes")
+    assert (found.modes == "") == (part == "modes")
     assert len(found.words) == 64
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         Fit as Fit,
         accuracy as accuracy,
         jensen_shannon_distance as jensen_shannon_distance,
-        make_fit as make_fit,
         pearson as pearson,
         spearman as spearman,
         total_variation as total_variation,

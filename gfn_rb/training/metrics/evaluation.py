@@ -23,8 +23,9 @@ from gfn_rb.training.metrics.fit import (
     MAX_EXACT_STATES,
     N_CONDITIONS,
     EstimateLogZ,
+    ExactFit,
+    Fit,
     accuracy,
-    make_fit,
     pearson,
     spearman,
 )
@@ -289,7 +290,8 @@ class Evaluation:
     ) -> None:
         check_metrics(metrics, env)
         most = MAX_STATES if "distances" in metrics else MAX_EXACT_STATES
-        self.fit = make_fit(env, pf, estimate_log_z, most)
+        is_exact = isinstance(env, EnumerableEnv) and env.n_states <= most
+        self.fit = ExactFit(env, pf, estimate_log_z) if is_exact else Fit(env, estimate_log_z)
         self._metrics, self._seed = [METRICS[name] for name in metrics], seed
         self._generator = torch.Generator(env.source_state.device)
         fixed = env.fixed_conditions(N_CONDITIONS)

@@ -172,25 +172,6 @@ def compare(
     }
 
 
-def make_fit(
-    env: GFNEnv,
-    policy: TensorDictModuleBase,
-    estimate_log_z: EstimateLogZ,
-    max_states: int = MAX_EXACT_STATES,
-) -> Fit:
-    """Return an object that compares a policy with the target, exactly if that takes little time.
-
-    Args:
-        env: the environment.
-        policy: forward policy.
-        estimate_log_z: callable that returns the learned log Z in nats for each given condition.
-        max_states: highest number of states to list.
-    """
-    if isinstance(env, EnumerableEnv) and env.n_states <= max_states:
-        return ExactFit(env, policy, estimate_log_z)
-    return Fit(env, estimate_log_z)
-
-
 def total_variation(log_p: Float[Tensor, "..."], log_q: Float[Tensor, "..."]) -> float:
     """Return the total variation distance, 1/2 sum_x |p(x) - q(x)|, in [0, 1].
 

@@ -21,7 +21,7 @@ from gfn_rb.training.metrics import (
     pearson,
     spearman,
 )
-from gfn_rb.training.metrics.fit import ExactFit, Fit, compare, make_fit
+from gfn_rb.training.metrics.fit import ExactFit, Fit, compare
 from gfn_rb.training.objectives import backward_policy
 from gfn_rb.training.options import MetricName
 
@@ -134,7 +134,8 @@ def test_what_can_be_known_depends_on_the_environment(config, kind, method):
 
 def test_what_would_take_long_is_not_listed_at_every_evaluation():
     env = DeceptiveGrid(4, 32)
-    fit = make_fit(env, ForwardPolicy(env), lambda condition: torch.zeros(()))
+    networks = ForwardPolicy(env), UniformBackwardPolicy(env)
+    fit = Evaluation(env, *networks, lambda condition: torch.zeros(())).fit
     assert type(fit) is Fit
     assert fit.log_z == env.true_log_z
     assert "_graph" not in vars(env)
