@@ -34,8 +34,6 @@ from gfn_rb.torchrl_compat import generator_of, write_cursor
 
 Indices = Sequence[int] | Tensor
 
-_CONTENTS = "contents"  # the entry of a .metadata file that ObjectRL's own files lack
-
 
 class ExperienceMemory:
     """A memory of the newest experiences, for single draws, batches and epochs.
@@ -315,7 +313,7 @@ class ExperienceMemory:
         save_checkpoint(f"{fspath(path)}.gfnrb", self.memory, **counters)
         try:
             with published(file) as stream:
-                torch.save({**counters, _CONTENTS: "gfnrb"}, stream)
+                torch.save(counters, stream)
         except OSError as error:
             raise CheckpointError(f"cannot write {file}: {error.strerror}") from error
 
@@ -332,14 +330,11 @@ class ExperienceMemory:
             CheckpointError: a file is missing, damaged or not of a replay buffer. The buffer is
                 unchanged.
         """
-        file, contents = f"{fspath(path)}.metadata", f"{fspath(path)}.gfnrb"
-        # Where the first save was killed, there are contents and no metadata.
-        metadata = {_CONTENTS: ""}
-        if Path(file).exists() or not Path(contents).exists():
-            metadata = read_torch_file(file)
-        if _CONTENTS in metadata:
+        contents, file = f"{fspath(path)}.gfnrb", f"{fspath(path)}.metadata"
+        if Path(contents).exists():
             self._load(contents)
             return
+        metadata = read_torch_file(file)
         size: Any = metadata.get("buffer_size")
         if type(size) is not int or size < 1:
             raise CheckpointError(f"{file} must contain a buffer_size above 0, got {size!r:.80}")

@@ -26,7 +26,6 @@ class TFBind8Config(TrainConfig):
     """Design DNA 8-mers that the transcription factor SIX6 binds."""
 
     env: ClassVar[str] = "tfbind8"
-    env_type: ClassVar[str] = "TFBind8"
 
     form: FormName = "append"
     """Write letters at the right end, at both ends, or at any place."""
@@ -42,7 +41,6 @@ class QM9StringsConfig(TrainConfig):
     """Design molecules of five building blocks with a wide HOMO-LUMO gap."""
 
     env: ClassVar[str] = "qm9_strings"
-    env_type: ClassVar[str] = "QM9Strings"
 
     form: FormName = "prepend_append"
     """Write blocks at the right end, at both ends, or at any place."""
@@ -55,7 +53,6 @@ class HyperGridConfig(TrainConfig):
     """Find the rewarded corners of a grid."""
 
     env: ClassVar[str] = "hypergrid"
-    env_type: ClassVar[str] = "HyperGrid"
     every_state_terminates: ClassVar[bool] = True
     distance_p: ClassVar[float] = 1.0
 
@@ -79,7 +76,6 @@ class ConditionalHyperGridConfig(HyperGridConfig):
     """Find the rewarded corners of a grid at any temperature that the policy is told."""
 
     env: ClassVar[str] = "conditional_hypergrid"
-    env_type: ClassVar[str] = "ConditionalHyperGrid"
 
     ndim: int = 2
     """Coordinates."""
@@ -99,7 +95,6 @@ class DeceptiveGridConfig(TrainConfig):
     """Find the goals of a grid that are surrounded by almost no reward (Kim et al. 2024)."""
 
     env: ClassVar[str] = "deceptive_grid"
-    env_type: ClassVar[str] = "DeceptiveGrid"
     every_state_terminates: ClassVar[bool] = True
     distance_p: ClassVar[float] = 1.0
 
@@ -117,7 +112,6 @@ class BitSequenceConfig(TrainConfig):
     """Write long bit strings that come close to hidden ones."""
 
     env: ClassVar[str] = "bit_sequence"
-    env_type: ClassVar[str] = "BitSequence"
 
     n_bits: int = 120
     """Bits in a string."""
@@ -144,7 +138,6 @@ class RNABindingConfig(TrainConfig):
     """Design RNA that binds to given RNA, by ViennaRNA's thermodynamic model."""
 
     env: ClassVar[str] = "rna_binding"
-    env_type: ClassVar[str] = "RNABinding"
 
     targets: tuple[str, ...] = ("RNA1",)
     """RNA to bind: names among RNA1 to RNA4, or sequences of ACGU; the score is the mean."""
@@ -166,7 +159,6 @@ class BayesianDAGConfig(TrainConfig):
     """Draw structures of Bayesian networks by how well they explain data (Deleu et al. 2022)."""
 
     env: ClassVar[str] = "bayesian_dag"
-    env_type: ClassVar[str] = "BayesianDAG"
     every_state_terminates: ClassVar[bool] = True
 
     n_nodes: int | None = None
@@ -216,7 +208,6 @@ class LineConfig(ContinuousConfig):
     """Walk to where a mixture of normal distributions is dense (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "line"
-    env_type: ClassVar[str] = "Line"
 
     means: tuple[float, ...] = (-1.5, 1.5)
     """Means of the normal distributions."""
@@ -235,7 +226,6 @@ class BoxConfig(ContinuousConfig):
     """Step over the unit square to its rewarded corners (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "box"
-    env_type: ClassVar[str] = "Box"
 
     delta: rules.PositiveFloat = 0.25
     """Length of a step."""
@@ -290,7 +280,6 @@ class Gaussians25Config(DiffusionConfig):
     """Sample a mixture of 25 normal distributions in the plane (Sendera et al. 2024)."""
 
     env: ClassVar[str] = "gaussians25"
-    env_type: ClassVar[str] = "Gaussians25"
 
     sigma: rules.PositiveFloat = 5**0.5
     """Standard deviation of the end of the reference walk."""
@@ -301,7 +290,6 @@ class FunnelConfig(DiffusionConfig):
     """Sample Neal's funnel in ten dimensions (Sendera et al. 2024)."""
 
     env: ClassVar[str] = "funnel"
-    env_type: ClassVar[str] = "Funnel"
 
     ndim: int = 10
     """Coordinates."""
@@ -312,7 +300,6 @@ class ManywellConfig(DiffusionConfig):
     """Sample a product of double wells in 32 dimensions (Sendera et al. 2024)."""
 
     env: ClassVar[str] = "manywell"
-    env_type: ClassVar[str] = "Manywell"
 
     ndim: int = 32
     """Coordinates, an even number."""

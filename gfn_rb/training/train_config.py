@@ -57,14 +57,13 @@ class TrainConfig(options.GeneralOptions):
     """
 
     env: ClassVar[str]
-    env_type: ClassVar[str]  # a class of gfn_rb.envs
     every_state_terminates: ClassVar[bool] = False
     distance_p: ClassVar[float] = 0.0
 
     def __init_subclass__(cls) -> None:
         if "env" not in vars(cls):
             cls.env = cls.__name__
-        if cls.__module__ == "gfn_rb.training.config" and "env_type" in vars(cls):
+        elif cls.__module__ == "gfn_rb.training.config":
             CONFIGS[cls.env] = cls
 
     def validate(self) -> None:
@@ -239,9 +238,12 @@ class TrainConfig(options.GeneralOptions):
         return replace(self, steps=steps)
 
     def make_env(self) -> gfn_rb.envs.GFNEnv:
-        """Return the environment, on the configured device."""
+        """Return the environment, on the configured device.
+
+        That of a shipped class has its name, without Config.
+        """
         # Further options, of a subclass of this one, are not the environment's.
-        shipped = next(cls for cls in type(self).__mro__ if "env_type" in vars(cls))
+        shipped = next(cls for cls in type(self).__mro__ if cls in CONFIGS.values())
         general = {f.name for f in fields(TrainConfig)}
         own = [f for f in fields(shipped) if f.name not in general]
         arguments: dict[str, Any] = {
@@ -249,7 +251,8 @@ class TrainConfig(options.GeneralOptions):
         }
         import gfn_rb.envs
 
-        return getattr(gfn_rb.envs, self.env_type)(**arguments, device=self.device)
+        kind = getattr(gfn_rb.envs, shipped.__name__.removesuffix("Config"))
+        return kind(**arguments, device=self.device)
 
     def make_networks(self, env: gfn_rb.envs.GFNEnv) -> gfn_rb.policies.Networks:
         """Return your own modules to train; by default none, and all are created.
@@ -390,7 +393,8 @@ def find_config(env: Any) -> type[TrainConfig]:
         raise ArgumentError(
             f"{env} must be a subclass of gfn_rb.training.TrainConfig, got {found!r}"
         )
-    if found.make_env is TrainConfig.make_env and not hasattr(found, "env_type"):
+    is_shipped = any(cls in CONFIGS.values() for cls in found.__mro__)
+    if found.make_env is TrainConfig.make_env and not is_shipped:
         raise ArgumentError(f"{env} must have a method make_env(self), got none")
     try:
         hints = get_type_hints(found)
