@@ -6,10 +6,10 @@ import re
 import pytest
 from page.test_document import text_of
 from training.test_comparison import rows, write_run
-from training.training_runs import grid
+from training.training_runs import BITS, RNA, WARM_GRID, equal, grid, take, timeless, trained
 
 from gfn_rb.errors import ArgumentError
-from gfn_rb.training import page, train
+from gfn_rb.training import LineConfig, page, train
 from gfn_rb.training.cli import main
 from gfn_rb.training.page import write_page
 
@@ -67,6 +67,37 @@ def test_a_run_of_another_format_is_refused(folder, tmp_path) -> None:
     with pytest.raises(ArgumentError, match="format of a configuration must be 2, got 99"):
         write_page([run])
     assert not (run / "view.html").exists()
+
+
+EXACT = {"Distance from policy to target", "Agreement of policy and target"}
+SHOWN = {"Loss", "Best 100 found", "log Z", "Rewards of kept and drawn rows", "Objects"}
+
+
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        (grid(replay_ratio=0.0), {"Modes found", *EXACT}),
+        (grid(loss="db", replay="transitions", capacity=200), {"Modes found", *EXACT}),
+        (WARM_GRID, EXACT),
+        (BITS, set()),
+        (RNA, set()),
+        (LineConfig(batch_size=8, hidden=(8,)), {"Modes found"}),
+    ],
+    ids=lambda value: getattr(value, "env", ""),
+)
+def test_a_run_ends_with_a_page_of_all_that_its_task_has(config, more, tmp_path, caplog) -> None:
+    trainer = trained(config, 0)
+    trainer.record()
+    take(trainer, 3)
+    rows = [*trainer.history, trainer.measure()]
+    states = [each.get_state() for each in (trainer.generator, trainer.rb._rng)]
+    before = timeless(trainer.measure())
+    page.write_report(tmp_path / "view.html", trainer, rows)
+    text = text_of(tmp_path / "view.html")
+    assert {part for part in SHOWN | more if part not in text} == set()
+    assert caplog.messages == []
+    equal([each.get_state() for each in (trainer.generator, trainer.rb._rng)], states)
+    assert timeless(trainer.measure()) == before
 
 
 def test_the_command_writes_the_page(folder, tmp_path, capsys) -> None:
