@@ -44,8 +44,8 @@ class DiffusionEnv(ContinuousEnv):
     which :class:`~gfn_rb.policies.ReferencePolicy` samples (Zhang and Chen 2022, arXiv:2111.15141;
     Lahlou et al. 2023, arXiv:2301.12594; Sendera et al. 2024, arXiv:2402.05098).
 
-    A subclass defines ``log_density``, and ``log_z`` and ``sample_target`` if they are known. Its
-    ``score`` is log R.
+    A subclass defines ``log_density``, and ``true_log_z`` and ``sample_target`` if they are
+    known. Its ``score`` is log R.
 
     Args:
         start: position s at the source, [d].
@@ -55,11 +55,11 @@ class DiffusionEnv(ContinuousEnv):
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
 
     Attributes:
-        log_z: log partition function in nats; None if unknown.
+        true_log_z: log partition function in nats; None if unknown.
     """
 
     n_components = 1
-    log_z: float | None = None
+    true_log_z: float | None = None
     _start: Tensor
 
     def __init__(
@@ -83,11 +83,6 @@ class DiffusionEnv(ContinuousEnv):
             **options,
         )
         self._register(_start=start)
-
-    @property
-    def true_log_z(self) -> float | None:
-        """The log partition function in nats; None if unknown."""
-        return self.log_z
 
     @abstractmethod
     def log_density(self, x: Positions) -> Floats:
@@ -212,7 +207,7 @@ class Line(DiffusionEnv):
         if not all(map(math.isfinite, (*means, start))):
             raise ArgumentError(f"means and start must be finite, got {list(means)} and {start}")
         self.start, self.n_modes = start, len(means)
-        self.log_z = math.log(len(means))  # each has a mass of one
+        self.true_log_z = math.log(len(means))  # each has a mass of one
         moments = [(m - start) ** 2 + s**2 for m, s in zip(means, scales, strict=True)]
         super().__init__(
             torch.tensor([start], dtype=torch.float32),
@@ -248,7 +243,7 @@ class Gaussians25(DiffusionEnv):
     so that log Z is 0. A mode counts as reached within two standard deviations of its mean.
     """
 
-    n_modes, log_z = 25, 0.0
+    n_modes, true_log_z = 25, 0.0
     _scale = math.sqrt(0.3)
     _means: Tensor
 
@@ -290,7 +285,7 @@ class Funnel(DiffusionEnv):
             as published; ``batch_size`` of the TorchRL interface, by default any; ``device``.
     """
 
-    log_z = 0.0
+    true_log_z = 0.0
 
     def __init__(self, ndim: int = 10, **options: Unpack[DiffusionOptions]) -> None:
         as_count("ndim", ndim, 2)
@@ -337,7 +332,7 @@ class Manywell(DiffusionEnv):
         self.n_modes = 2 ** (ndim // 2)
         u = torch.linspace(-4, 4, 8001, dtype=torch.float64)  # beyond, there is next to nothing
         log_mass = _log_well(u) + (u[1] - u[0]).log()
-        self.log_z = ndim // 2 * (float(log_mass.logsumexp(0)) + math.log(2 * math.pi) / 2)
+        self.true_log_z = ndim // 2 * (float(log_mass.logsumexp(0)) + math.log(2 * math.pi) / 2)
         self._register(_u=u, _mass=log_mass.softmax(0))
 
     def log_density(self, x: Positions) -> Floats:

@@ -9,9 +9,7 @@ import torch
 from factories import CountOnes, Ladder
 from scipy.stats import chisquare
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import check_env_specs
-from torchrl.modules import MaskedCategorical, ProbabilisticActor
 
 from gfn_rb import envs
 from gfn_rb.envs import BitSequence, HyperGrid, TFBind8
@@ -177,27 +175,4 @@ def test_collector(batch: tuple[int, ...]) -> None:
         expected = env.log_reward(td["state"][exits])
         torch.testing.assert_close(td["next", "log_reward"][exits], expected)
         assert (td["next", "log_reward"][~exits] == -torch.inf).all()
-    collector.shutdown()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_collector_with_a_masked_actor() -> None:
-    from torchrl.collectors import Collector
-
-    env = HyperGrid(2, 3, batch_size=(3,))
-    logits = TensorDictModule(
-        lambda state: torch.zeros(*state.shape[:-1], env.n_actions), ["state"], ["logits"]
-    )
-    actor = ProbabilisticActor(
-        logits,
-        in_keys={"logits": "logits", "mask": "action_mask"},
-        distribution_class=MaskedCategorical,
-        spec=env.action_spec,
-    )
-    collector = Collector(
-        env, actor, frames_per_batch=30, total_frames=30, auto_register_policy_transforms=False
-    )
-    for td in collector:
-        assert td["action_mask"].gather(-1, td["action"][..., None]).all()
-        assert td["next", "done"].any()
     collector.shutdown()

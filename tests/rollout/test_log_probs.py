@@ -4,10 +4,8 @@ import pytest
 import torch
 from factories import linear_policy, policy_of
 
-from gfn_rb.buffers import fifo_buffer
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.policies import BackwardPolicy, ForwardPolicy
 from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs, transition_log_probs
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
@@ -85,79 +83,6 @@ def test_action_log_probs_are_normalised_over_legal_actions():
     log_p = action_log_probs(linear_policy(env, False), env, states)
     torch.testing.assert_close(log_p.exp().sum(1), torch.ones(9))
     assert torch.equal(log_p > -torch.inf, env.forward_mask(states))
-
-
-class TiltedGrid(HyperGrid):
-    """A grid whose log-reward is multiplied by the first of two conditions."""
-
-    def __init__(self):
-        super().__init__(3, 4)
-        self.condition_shape = torch.Size([2])
-
-    def log_reward(self, state, condition=None):
-        return condition[:, 0] * super().log_reward(state)
-
-
-SAVED = {
-    "grid": lambda: HyperGrid(3, 4),
-    "dna": lambda: TFBind8("prepend_append"),
-    "conditional grid": TiltedGrid,
-}
-
-
-def network(env, is_backward):
-    """A multilayer perceptron with logits well apart."""
-    torch.manual_seed(3 + is_backward)
-    policy = (BackwardPolicy if is_backward else ForwardPolicy)(env, (16,))
-    with torch.no_grad():
-        policy.head.weight.mul_(8)
-    return policy
-
-
-def with_saved_log_probs(env, policy, n=24):
-    """Trajectories that the policy drew, with the log-probabilities it drew them by."""
-    generator = torch.Generator().manual_seed(0)
-    condition = torch.randn(n, 2, generator=generator) if isinstance(env, TiltedGrid) else None
-    start = env.source(n)
-    if policy.is_backward:
-        start = env.terminating_states()
-        start = start[torch.randint(len(start), (n,), generator=generator)]
-    return Sampler(policy).sample_trajectories(
-        env, states=start, conditions=condition, save_logprobs=True, generator=generator
-    )
-
-
-def buffered(rows, max_length):
-    """The same rows, in some order, after a stay in a buffer."""
-    rb = fifo_buffer(len(rows), max_length=max_length, keep=["log_prob"])
-    rb.extend(rows.to_tensordict())
-    return Trajectories.from_tensordict(rb.sample(len(rows)))
-
-
-STAYS = {
-    "as drawn": lambda rows, env: rows,
-    "padded": lambda rows, env: rows.pad_to(rows.n_steps + 3),
-    "turned around": lambda rows, env: rows.pad_to(rows.n_steps + 1).reverse(),
-    "from a buffer": lambda rows, env: buffered(rows, env.max_length + 2),
-    "from a buffer of turned rows": lambda rows, env: buffered(rows.reverse(), env.max_length),
-    "beside longer rows": lambda rows, env: Trajectories.cat(
-        [rows[rows.length == (n := int(rows.length.min()))].pad_to(n), rows]
-    ),
-}
-
-
-@pytest.mark.parametrize("stay", STAYS)
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("name", SAVED)
-def test_saved_while_sampling_equal_to_recomputed(name, is_backward, stay):
-    env = SAVED[name]()
-    policy = network(env, is_backward)
-    drawn = with_saved_log_probs(env, policy)
-    rows = STAYS[stay](drawn, env)
-    recomputed = trajectory_log_probs(policy, env, rows)
-    assert drawn.log_prob.min() < -1
-    assert rows.log_prob.shape == rows.action.shape
-    torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
 
 
 # Of transitions.
