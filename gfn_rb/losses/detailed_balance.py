@@ -14,7 +14,7 @@ from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms, require_numbered
-from gfn_rb.rollout import action_log_probs, transition_log_probs
+from gfn_rb.rollout import action_log_probs, taken_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import entry_of
 from gfn_rb.shapes import Bool, ConditionBatch, Float, StateBatch
@@ -86,8 +86,8 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         exits = self.env.kind(transitions.action) == self.env.exit_action
         # Rows that do not end an episode hold -inf, which would make all sums NaN.
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
-        log_pf = transition_log_probs(self.forward_policy, self.env, transitions)
-        log_pb = transition_log_probs(self.backward_policy, self.env, transitions)
+        log_pf = taken_log_probs(self.forward_policy, self.env, transitions)
+        log_pb = taken_log_probs(self.backward_policy, self.env, transitions)
         flow, next_flow = self._flows(transitions, exits)
         # In this order a constant in log R and all flows leaves the residual as it is.
         residual = (flow - (log_reward + next_flow)) + (log_pf - log_pb)
@@ -183,7 +183,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         log_p = action_log_probs(self.forward_policy, self.env, state, condition)
         log_exit = log_p[:, self.env.exit_action]
         log_pf = log_p[every, moves.action]
-        log_pb = transition_log_probs(self.backward_policy, self.env, moves)
+        log_pb = taken_log_probs(self.backward_policy, self.env, moves)
         log_reward = self._floored(self.env.log_reward(state, condition))
         here, there = log_reward.tensor_split(2)
         exit_here, exit_there = log_exit.tensor_split(2)

@@ -2,7 +2,7 @@
 
 from gfn_rb.rollout.categorical import Exploration, masked_log_softmax
 from gfn_rb.rollout.local_search import LocalSearchSampler
-from gfn_rb.rollout.log_probs import action_log_probs, trajectory_log_probs, transition_log_probs
+from gfn_rb.rollout.log_probs import action_log_probs, taken_log_probs
 from gfn_rb.rollout.sampler import ActionSampler, Sampler
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     "Sampler",
     "action_log_probs",
     "masked_log_softmax",
-    "trajectory_log_probs",
-    "transition_log_probs",
+    "taken_log_probs",
 ]

@@ -17,7 +17,7 @@ from gfn_rb.rollout.outputs import (
     require_direction,
     require_entry,
 )
-from gfn_rb.shapes import ActionBatch, Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, Shaped, StateBatch
 
 
 def action_log_probs(
@@ -61,50 +61,37 @@ def places(
 
 
 def taken_log_probs(
-    policy: TensorDictModuleBase,
-    env: GFNEnv,
-    state: StateBatch,
-    condition: ConditionBatch | None,
-    action: ActionBatch,
-    decided: Bool[Tensor, "n"] | None = None,
-) -> Float[Tensor, "n"]:
-    """Compute the log-probability of one action in each state, with gradient; 0 if not decided."""
-    mask, logits, parameters = policy_outputs(policy, env, state, condition, active=decided)
-    log_prob, kind = masked_log_softmax(logits, mask), env.kind(action)
-    if decided is not None:
-        kind = kind.where(decided, 0)
-    chosen = log_prob.gather(1, kind.unsqueeze(1)).squeeze(1)
-    if parameters is None or not len(chosen):  # densities of no rows cannot be reshaped
-        return chosen
-    return chosen + parameters.log_prob(action)
+    policy: TensorDictModuleBase, env: GFNEnv, rows: Trajectories | Transitions
+) -> Float[Tensor, "*actions"]:
+    """Compute the log-probability of each action of rows under a policy, with gradient.
 
-
-def trajectory_log_probs(
-    policy: TensorDictModuleBase, env: GFNEnv, trajectories: Trajectories
-) -> Float[Tensor, "n T"]:
-    """Compute the log-probability of each action of trajectories under a policy, with gradient.
-
-    A forward policy gives log P_F(s_{t+1} | s_t) at every step. A backward policy gives log P_B(s_t
-    | s_{t+1}) at every step but the exit, where it is 0. Each value is at the position of its
+    A forward policy gives log P_F(s' | s) of every step s -> s'. A backward policy gives
+    log P_B(s | s') of every step but the exit, where it is 0. Each value is at the position of its
     action, in forward and in backward rows. The network is called once, on the real steps alone.
 
     Args:
         policy: forward or backward policy.
-        env: environment of the trajectories.
-        trajectories: forward and backward rows in any mixture.
+        env: environment of the rows.
+        rows: trajectories or transitions, forward and backward in any mixture.
 
     Returns:
-        Log-probabilities in nats, 0 after each row's length, -inf for an illegal action.
+        Log-probabilities in nats, -inf for an illegal action: [n, T] of trajectories, 0 after each
+        row's length, or [n] of transitions.
 
     Raises:
         ArgumentError: the policy has no direction.
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
     """
-    is_backward = require_direction(policy)
-    at, decided, state, condition = decisions(env, trajectories, is_backward)
-    action = trajectories.action
-    chosen = taken_log_probs(policy, env, state, condition, action[at], decided)
-    return chosen.new_zeros(action.shape[:2]).index_put(at, chosen)
+    at, decided, state, condition = decisions(env, rows, require_direction(policy))
+    action = rows.action[at]
+    mask, logits, parameters = policy_outputs(policy, env, state, condition, active=decided)
+    kind = env.kind(action)
+    if decided is not None:
+        kind = kind.where(decided, 0)
+    chosen = masked_log_softmax(logits, mask).gather(1, kind.unsqueeze(1)).squeeze(1)
+    if parameters is not None and len(chosen):  # densities of no rows cannot be reshaped
+        chosen = chosen + parameters.log_prob(action)
+    return chosen.new_zeros(rows.action.shape[: len(at)]).index_put(at, chosen)
 
 
 def both_log_probs(
@@ -113,15 +100,15 @@ def both_log_probs(
     env: GFNEnv,
     trajectories: Trajectories,
 ) -> tuple[Float[Tensor, "n T"], Float[Tensor, "n T"]]:
-    """Compute ``trajectory_log_probs`` of two policies; a trunk they share is called once."""
+    """Compute ``taken_log_probs`` of two policies; a trunk they share is called once."""
     trunk, other = (
         policy.plain_trunk() if isinstance(policy, StateModule) else None
         for policy in (forward, backward)
     )
     if trunk is None or trunk is not other or not is_readable(trajectories.state):
         return (
-            trajectory_log_probs(forward, env, trajectories),
-            trajectory_log_probs(backward, env, trajectories),
+            taken_log_probs(forward, env, trajectories),
+            taken_log_probs(backward, env, trajectories),
         )
     (row, step), _, state, condition = decisions(env, trajectories, is_backward=False)
     action, runs_backward = trajectories.action[row, step], trajectories.is_backward
@@ -148,7 +135,7 @@ def both_log_probs(
 
 
 def decisions(
-    env: GFNEnv, trajectories: Trajectories, is_backward: bool
+    env: GFNEnv, rows: Trajectories | Transitions, is_backward: bool
 ) -> tuple[
     tuple[Int64[Tensor, "m"], ...],
     Bool[Tensor, "m"] | None,
@@ -159,49 +146,22 @@ def decisions(
 
     In rows of the other direction it is the state after the action. P_B decides no exit.
     """
-    decided, runs_backward = trajectories.real_steps, trajectories.is_backward
+    if isinstance(rows, Trajectories):
+        decided, ends = rows.real_steps, (rows.state[:, :-1], rows.state[:, 1:])
+    else:
+        decided = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        ends = rows.state, rows.next_state
     if is_backward:
-        decided = decided & (env.kind(trajectories.action) != env.exit_action)
+        decided = decided & (env.kind(rows.action) != env.exit_action)
     # A density of parameters has no value for the padding.
-    (row, step), is_decided = places(decided, may_wait=len(env.action_shape) > 0)
-    after: int | Bool[Tensor, "m"] = int(is_backward)
-    if runs_backward is not None:
-        after = runs_backward[row] != is_backward
-    condition = trajectories.condition
+    at, is_decided = places(decided, may_wait=len(env.action_shape) > 0)
+    state, condition = ends[is_backward][at], rows.condition
+    if rows.is_backward is not None:
+        flip = rows.is_backward[at[0]].view(-1, *(1,) * (state.ndim - 1))
+        state = ends[not is_backward][at].where(flip, state)
     if condition is not None:
-        condition = condition[row]
-    return (row, step), is_decided, trajectories.state[row, step + after], condition
-
-
-def transition_log_probs(
-    policy: TensorDictModuleBase, env: GFNEnv, transitions: Transitions
-) -> Float[Tensor, "n"]:
-    """Compute the log-probability of each transition's action under a policy, with gradient.
-
-    A forward policy gives log P_F(s' | s) and a backward policy log P_B(s | s'), for forward and
-    backward rows. A backward policy gives 0 for the exit. The network is called once.
-
-    Args:
-        policy: forward or backward policy.
-        env: environment of the transitions.
-        transitions: forward and backward rows in any mixture.
-
-    Returns:
-        Log-probabilities in nats, -inf for an illegal action.
-
-    Raises:
-        ArgumentError: the policy has no direction.
-        KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.
-    """
-    is_backward, action = require_direction(policy), transitions.action
-    parent, child = edge_ends(transitions)
-    if not is_backward:
-        return taken_log_probs(policy, env, parent, transitions.condition, action)
-    decided = env.kind(action) != env.exit_action
-    (row,), is_decided = places(decided, may_wait=len(env.action_shape) > 0)
-    condition = None if transitions.condition is None else transitions.condition[row]
-    chosen = taken_log_probs(policy, env, child[row], condition, action[row], is_decided)
-    return chosen.new_zeros(len(action)).index_put((row,), chosen)
+        condition = condition[at[0]]
+    return at, is_decided, state, condition
 
 
 def edge_ends(transitions: Transitions) -> tuple[StateBatch, StateBatch]:

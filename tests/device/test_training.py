@@ -19,7 +19,7 @@ from gfn_rb.policies import (
     UniformBackwardPolicy,
 )
 from gfn_rb.rollout import LocalSearchSampler, Sampler
-from gfn_rb.rollout.log_probs import trajectory_log_probs
+from gfn_rb.rollout.log_probs import taken_log_probs
 
 ENVS = {
     "grid": lambda d: HyperGrid(2, 4, device=d),
@@ -54,7 +54,7 @@ def test_rollouts_are_sound_and_wait_once(env, device, counted):
     assert torch.equal(turned.terminating_states, x.cpu())
     for policy, rows in ((forward.to("cpu"), out.to("cpu")), (backward.to("cpu"), back.to("cpu"))):
         with torch.no_grad():
-            expected = trajectory_log_probs(policy, env, rows)
+            expected = taken_log_probs(policy, env, rows)
         torch.testing.assert_close(rows.log_prob.sum(1), expected.sum(1), atol=1e-4, rtol=1e-4)
 
 

@@ -12,7 +12,7 @@ from gfn_rb import Sampler
 from gfn_rb.envs import Box, Funnel, Gaussians25, Line, Manywell
 from gfn_rb.envs.conformance import ContinuousEnvConformance
 from gfn_rb.policies import MixturePolicy, ReferencePolicy
-from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.rollout import taken_log_probs
 
 
 class TestLine(ContinuousEnvConformance):
@@ -173,7 +173,7 @@ def test_densities_are_of_the_measure_in_which_z_is_the_mean_reward(delta):
     torch.manual_seed(0)
     policies = [MixturePolicy(env, (8,), is_backward=is_backward) for is_backward in (False, True)]
     rows = Sampler(policies[0]).sample_trajectories(env, 20_000, epsilon=0.5, save_logprobs=True)
-    log_pb = trajectory_log_probs(policies[1], env, rows).detach().sum(1)
+    log_pb = taken_log_probs(policies[1], env, rows).detach().sum(1)
     weight = (rows.log_reward + log_pb - rows.log_prob.sum(1)).exp()
     error = float(weight.std()) / len(weight) ** 0.5
     assert error < 0.05 * math.exp(env.true_log_z)

@@ -19,7 +19,7 @@ from gfn_rb.losses import (
     TrajectoryBalance,
 )
 from gfn_rb.policies import ForwardPolicy, LogZ, MixturePolicy, ReferencePolicy
-from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.rollout import taken_log_probs
 
 ENV = Line((-1.0, 0.5, 3.0), (0.3, 1.0, 0.4), start=0.7, n_steps=4)
 
@@ -83,12 +83,12 @@ def test_kept_log_probs_are_of_what_was_drawn_from(is_backward, epsilon):
     policy = MixturePolicy(ENV, (8,), is_backward=is_backward)
     start = {"states": walks().terminating_states} if is_backward else {"n": 30}
     rows = Sampler(policy).sample_trajectories(ENV, **start, save_logprobs=True, epsilon=epsilon)
-    own = trajectory_log_probs(policy, ENV, rows)
+    own = taken_log_probs(policy, ENV, rows)
     if epsilon == 0:
         assert_close(rows.log_prob, own)
         return
     reference = TrajectoryAs(is_backward)
-    other = trajectory_log_probs(reference, ENV, rows)
+    other = taken_log_probs(reference, ENV, rows)
     mixed = (epsilon * other.exp() + (1 - epsilon) * own.exp()).log()
     drawn = other != 0  # elsewhere both are 0
     assert_close(rows.log_prob[drawn], mixed[drawn], rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from gfn_rb import ActionSampler, Trajectories
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, Line
 from gfn_rb.errors import NaNError
 from gfn_rb.policies import ForwardPolicy, MixturePolicy
-from gfn_rb.rollout import trajectory_log_probs
+from gfn_rb.rollout import taken_log_probs
 
 GRID = HyperGrid(2, 3)
 
@@ -49,7 +49,7 @@ def test_rollouts_of_any_batch_size(has_parameters, batch_size):
     assert rollout["action"].shape == (*rollout.shape, *env.action_shape)
     rows = Trajectories.from_rollout(rollout, env.source_state)
     assert len(rows) >= env.batch_size.numel()
-    recomputed = trajectory_log_probs(policy, env, rows).detach()
+    recomputed = taken_log_probs(policy, env, rows).detach()
     torch.testing.assert_close(rows.log_prob, recomputed, atol=1e-5, rtol=0)
 
 

@@ -14,7 +14,7 @@ from gfn_rb.rollout import (
     LocalSearchSampler,
     Sampler,
     metropolis_hastings,
-    trajectory_log_probs,
+    taken_log_probs,
 )
 
 ENVS = {
@@ -157,7 +157,7 @@ def test_saved_numbers_are_the_forward_policys_on_the_whole_row(
     expected = p.gather(1, rows.action[real][:, None])[:, 0].log()
     torch.testing.assert_close(rows.log_prob[real], expected, atol=1e-5, rtol=0)
     if not options:
-        again = trajectory_log_probs(policy, env, rows)
+        again = taken_log_probs(policy, env, rows)
         torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
 
 
@@ -240,7 +240,7 @@ def test_conditions_stay_with_their_rows(use_metropolis_hastings):
     )
     assert torch.equal(rows.condition, conditions.repeat(4, 1))
     assert torch.equal(rows.log_reward, rows.condition[:, 0] * rows.terminating_states)
-    again = trajectory_log_probs(sampler.policy, env, rows)
+    again = taken_log_probs(sampler.policy, env, rows)
     torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
 
 

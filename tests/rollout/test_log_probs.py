@@ -6,7 +6,7 @@ from factories import linear_policy, policy_of
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.rollout import Sampler, action_log_probs, trajectory_log_probs, transition_log_probs
+from gfn_rb.rollout import Sampler, action_log_probs, taken_log_probs
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
 
@@ -52,13 +52,18 @@ def test_equal_to_one_by_one_with_gradient(name, kind, is_backward):
     trajectories = some_trajectories(env, kind)
     policy = linear_policy(env, is_backward, seed=2)
     weight = torch.linspace(0.5, 1.5, trajectories.n_steps)
-    log_prob = trajectory_log_probs(policy, env, trajectories)
+    log_prob = taken_log_probs(policy, env, trajectories)
     expected = one_by_one(policy, env, trajectories)
     assert expected.abs().max() > 0.5
     torch.testing.assert_close(log_prob, expected, atol=1e-5, rtol=1e-5)
     (gradient,) = torch.autograd.grad((log_prob * weight).sum(), policy.weight)
-    (wanted,) = torch.autograd.grad((expected * weight).sum(), policy.weight)
+    (wanted,) = torch.autograd.grad((expected * weight).sum(), policy.weight, retain_graph=True)
     torch.testing.assert_close(gradient, wanted, atol=1e-4, rtol=1e-4)
+    of_steps = taken_log_probs(policy, env, trajectories.to_transitions())
+    torch.testing.assert_close(of_steps, expected[trajectories.real_steps], atol=1e-5, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(of_steps.square().sum(), policy.weight)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), policy.weight)
+    torch.testing.assert_close(gradient, wanted, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -71,7 +76,7 @@ def test_the_network_is_asked_once_about_real_steps_alone(is_backward):
         asked.append(state)
         return torch.zeros(len(state), 4 - is_backward)
 
-    trajectory_log_probs(policy_of(logits, is_backward), env, trajectories)
+    taken_log_probs(policy_of(logits, is_backward), env, trajectories)
     assert len(asked) == 1
     assert len(asked[0]) == int((trajectories.length - int(is_backward)).sum())
     assert not env.is_sink(asked[0]).any()
@@ -83,21 +88,3 @@ def test_action_log_probs_are_normalised_over_legal_actions():
     log_p = action_log_probs(linear_policy(env, False), env, states)
     torch.testing.assert_close(log_p.exp().sum(1), torch.ones(9))
     assert torch.equal(log_p > -torch.inf, env.forward_mask(states))
-
-
-# Of transitions.
-
-
-@pytest.mark.parametrize("is_backward", [False, True])
-@pytest.mark.parametrize("kind", ["forward", "backward", "mixed"])
-@pytest.mark.parametrize("name", ENVS)
-def test_transitions_have_the_log_probs_of_their_trajectories(name, kind, is_backward):
-    env = ENVS[name]()
-    trajectories = some_trajectories(env, kind)
-    policy = linear_policy(env, is_backward, seed=2)
-    log_prob = transition_log_probs(policy, env, trajectories.to_transitions())
-    expected = one_by_one(policy, env, trajectories)[trajectories.real_steps]
-    torch.testing.assert_close(log_prob, expected, atol=1e-5, rtol=1e-5)
-    (gradient,) = torch.autograd.grad(log_prob.square().sum(), policy.weight)
-    (wanted,) = torch.autograd.grad(expected.square().sum(), policy.weight)
-    torch.testing.assert_close(gradient, wanted, atol=1e-3, rtol=1e-4)

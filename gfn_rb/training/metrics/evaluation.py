@@ -17,7 +17,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.envs import EnumerableEnv, GFNEnv
 from gfn_rb.envs.enumerable import MAX_STATES
 from gfn_rb.errors import ArgumentError
-from gfn_rb.rollout import Sampler, trajectory_log_probs
+from gfn_rb.rollout import Sampler, taken_log_probs
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.training.metrics.fit import (
     MAX_EXACT_STATES,
@@ -50,8 +50,8 @@ def log_weights(
         env: environment of the trajectories.
         trajectories: forward and backward rows in any mixture.
     """
-    forward = trajectory_log_probs(pf, env, trajectories).double().sum(1)
-    backward = trajectory_log_probs(pb, env, trajectories).double().sum(1)
+    forward = taken_log_probs(pf, env, trajectories).double().sum(1)
+    backward = taken_log_probs(pb, env, trajectories).double().sum(1)
     return trajectories.log_reward.double() + backward - forward
 
 
@@ -101,8 +101,8 @@ def estimate_log_probs(
         back = Sampler(pb).sample_trajectories(
             env, states=state[rows], conditions=at, log_rewards=zero[rows], generator=generator
         )
-        log_pb = trajectory_log_probs(pb, env, back).double().sum(1)
-        return trajectory_log_probs(pf, env, back).double().sum(1) - log_pb, log_pb
+        log_pb = taken_log_probs(pb, env, back).double().sum(1)
+        return taken_log_probs(pf, env, back).double().sum(1) - log_pb, log_pb
 
     zero = torch.zeros(len(state), device=state.device)
     out, log_pb = zero.double(), zero.double()
