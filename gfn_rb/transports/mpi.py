@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
+import struct
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from gfn_rb.codec.primitives import Buffer, LazyBuffer
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
@@ -30,10 +29,15 @@ _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than
 _HOST_NBYTES = 256
 _SELDOM = 8  # polls without success before the peers are checked, which costs more than a poll
 _LAST = 1.0  # seconds that the rest of a message of a process that died may take
-_COPIED = 1 << 18  # shorter messages are joined: a copy costs less than an MPI datatype
-_CHUNK = 1 << 24  # memory for a message that is dropped
+_LONGEST_LOOK = 0.1  # seconds between two looks at a message that count as waiting
+_CHUNK = 1 << 24  # longer segments are sent in pieces, so that they can be dropped in little room
 # MPI may still read from or write to buffers of abandoned requests: they must outlive it.
 _abandoned: list[Any] = []
+
+# The first piece of a message: the number of its bytes, and the first of them.
+PREAMBLE = struct.Struct("<Q8x")  # as long as what follows is aligned to
+WHOLE = 1 << 18  # messages up to here are sent in one piece: a copy costs less than a second one
+SMALL = 1 << 16  # a smaller first part goes with the first piece; others are sent without a copy
 
 
 class MPITransport(Transport):
@@ -41,7 +45,7 @@ class MPITransport(Transport):
 
     The constructor is collective: every process of the communicator calls it and waits for the
     others without a timeout. With ``python -m mpi4py``, an exception on one process ends all.
-    Messages use a duplicate of the communicator and never mix with other traffic. Waits leave the
+    Messages use duplicates of the communicator and never mix with other traffic. Waits leave the
     processor to other processes, in growing sleeps of up to 2 ms. Large buffers are sent without a
     copy.
 
@@ -69,13 +73,15 @@ class MPITransport(Transport):
             raise ArgumentError(f"comm is a {type(whole).__name__}; expected an mpi4py Intracomm")
         super().__init__(whole.Get_rank(), whole.Get_size(), timeout, max_nbytes)
         try:
-            self._comm = whole.Dup()
-            self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)
-            self._hosts = _hosts(self._mpi, self._comm)
+            self._heads, self._bodies = whole.Dup(), whole.Dup()
+            for each in (self._heads, self._bodies):
+                each.Set_errhandler(self._mpi.ERRORS_RETURN)
+            self._hosts = _hosts(self._mpi, self._heads)
         except self._mpi.Exception as error:
             raise self.translated(error) from error
         self._status = self._mpi.Status()
         self._matched: list[_Incoming] = []
+        self._refused: set[int] = set()  # ranks whose messages made no sense
         self._sending: list[MPISend] = []
         self._empty_polls = 0
 
@@ -91,9 +97,9 @@ class MPITransport(Transport):
         """
         before = len(self._lost)
         try:
-            while self._comm.Iprobe(self._mpi.ANY_SOURCE, _GOODBYE, self._status):
+            while self._heads.Iprobe(self._mpi.ANY_SOURCE, _GOODBYE, self._status):
                 rank = self._status.Get_source()
-                self._comm.Recv([bytearray(0), self._mpi.BYTE], rank, _GOODBYE)
+                self._heads.Recv([bytearray(0), self._mpi.BYTE], rank, _GOODBYE)
                 self._mark_lost(rank, "it closed its endpoint")
         except self._mpi.Exception as error:
             if not self._is_failure(error):
@@ -111,12 +117,17 @@ class MPITransport(Transport):
         return TransportError(f"MPI refuses on rank {self.rank}: {error.Get_error_string()}")
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> MPISend:
-        content = [part.make() if isinstance(part, LazyBuffer) else part for part in parts]
-        if nbytes <= _COPIED:
-            content = [b"".join(content)]
-        send = MPISend(self, dest, nbytes, content, tag + 1)
+        head, rest = cut(parts, nbytes)
+        send = MPISend(self, dest, nbytes)
         self._sending = [other for other in self._sending if other.pending]
         self._sending.append(send)
+        # Messages are not confused: MPI keeps the order of each source and tag, and pieces are
+        # looked for to complete the oldest message of these alone.
+        send.start(self._heads, memoryview(head), tag + 1)
+        for part in rest:
+            content = memoryview(_made(part))
+            for start in range(0, len(content), _CHUNK):
+                send.start(self._bodies, content[start : start + _CHUNK], tag + 1)
         return send
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
@@ -146,54 +157,87 @@ class MPITransport(Transport):
         return None
 
     def _is_whole(self, incoming: _Incoming) -> bool:
-        """Return whether a message has arrived; drop it if its sender died before."""
-        source = incoming.envelope.source
+        """Return whether a message has arrived; give up its sender if it never will."""
+        source, mpi = incoming.envelope.source, self._mpi
         try:
-            if incoming.request.Test():
+            while (left := incoming.envelope.nbytes - incoming.end) > 0:
+                # Not received blindly: some MPI crash where more comes than there is room for.
+                found = self._bodies.Improbe(source, incoming.envelope.tag + 1, self._status)
+                if found is None:
+                    break
+                if not 0 < (came := self._status.Get_count(mpi.BYTE)) <= min(left, _CHUNK):
+                    why = f"it sent {came} bytes where {left} of its message were left"
+                    return self._give_up(source, why, incoming)
+                place = incoming.place(came)
+                incoming.requests.append(found.Irecv([place, mpi.BYTE]))
+                incoming.end += came
+            if left == 0 and mpi.Request.Testall(incoming.requests):
                 return True
-        except self._mpi.Exception as error:
+        except mpi.Exception as error:
             self.translated(error, source)
-            incoming.end = 0.0
-        if source in self._lost:
-            # Its last bytes may be on their way; a message that it had only begun never ends.
-            incoming.end = min(incoming.end, time.monotonic() + _LAST)
-            if time.monotonic() >= incoming.end:
-                self._matched.remove(incoming)
-                _abandoned.append(incoming)
+            why = f"its message cannot be received: {error.Get_error_string()}"
+            return self._give_up(source, why, incoming)
+        # MPI moves messages only while it is called: a process that was busy has not waited.
+        now = time.monotonic()
+        incoming.waited += min(now - incoming.looked, _LONGEST_LOOK)
+        incoming.looked = now
+        if incoming.waited > self.timeout:
+            why = (
+                f"it began a message of {incoming.envelope.nbytes} bytes and did not finish it "
+                f"within {self.timeout:g} s"
+            )
+            return self._give_up(source, why, incoming)
+        if source in self._lost and source not in self._refused and incoming.waited > _LAST:
+            return self._give_up(source, "its process died", incoming)
+        return False
+
+    def _give_up(self, rank: int, why: str, incoming: _Incoming | None = None) -> bool:
+        """Take no message of a rank any more: its next ones could not be told apart."""
+        self._refused.add(rank)
+        self._mark_lost(rank, why)
+        if incoming is not None:
+            self._matched.remove(incoming)
+            _abandoned.append(incoming)
         return False
 
     def _match(self, source: int | None, tag: int | None) -> bool:
-        """Begin to receive the first message that matches.
+        """Receive the head of the first message that matches, and begin to receive the rest.
 
         A matched probe takes the message out of MPI's queue, so that no other can be mistaken for
-        it. Receiving goes on in the background: its sender may be busy, and must not delay others.
+        it.
         """
         mpi, status = self._mpi, self._status
         rank = mpi.ANY_SOURCE if source is None else source
         mpi_tag = mpi.ANY_TAG if tag is None else tag + 1
-        try:
-            while (message := self._comm.Improbe(rank, mpi_tag, status)) is not None:
-                came_from, came_as = status.Get_source(), status.Get_tag() - 1
-                envelope = Envelope(came_from, came_as, status.Get_count(mpi.BYTE))
-                # MPI keeps what is not received, and Open MPI corrupts its memory where there is
-                # less room than content: what is too large is received over and over itself.
-                is_kept = envelope.nbytes <= self.max_nbytes
-                data = np.empty(envelope.nbytes if is_kept else _CHUNK, np.uint8)
-                places = [data.data]
-                if not is_kept:
-                    starts = range(0, envelope.nbytes, _CHUNK)
-                    places = [data.data[: envelope.nbytes - start] for start in starts]
-                request = _begun(mpi, message.Irecv, places)
-                if came_as + 1 == _GOODBYE:
-                    self._mark_lost(came_from, "it closed its endpoint")
-                    continue
-                self._matched.append(_Incoming(envelope, data, request))
-                return True
-        except mpi.Exception as error:
-            if not self._is_failure(error):
-                raise self.translated(error) from error
-            self._record_failures()
-        return False
+        while True:
+            try:
+                message = self._heads.Improbe(rank, mpi_tag, status)
+                if message is None:
+                    return False
+                came_from, came_as = status.Get_source(), status.Get_tag()
+                head = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+                message.Recv([head, mpi.BYTE])
+            except mpi.Exception as error:
+                if not self._is_failure(error):
+                    raise self.translated(error) from error
+                self._record_failures()
+                return False
+            if came_as == _GOODBYE:
+                self._mark_lost(came_from, "it closed its endpoint")
+            elif came_from not in self._refused:
+                break
+        inline = head[PREAMBLE.size :]
+        nbytes = PREAMBLE.unpack_from(head.data)[0] if len(head) >= PREAMBLE.size else -1
+        if len(inline) > nbytes:
+            self._give_up(came_from, f"it began a message with {len(head)} bytes that are none")
+            return False
+        data, is_kept = inline, nbytes <= self.max_nbytes  # MPI would keep what is not received
+        if len(inline) < nbytes:
+            data = np.empty(nbytes if is_kept else _CHUNK, np.uint8)
+            data[: len(inline)] = inline if is_kept else 0
+        envelope = Envelope(came_from, came_as - 1, nbytes)
+        self._matched.append(_Incoming(envelope, data, is_kept, len(inline)))
+        return True
 
     def _take(self, envelope: Envelope) -> np.ndarray:
         found = [each for each in self._matched if each.envelope == envelope]
@@ -208,19 +252,20 @@ class MPITransport(Transport):
     def _record_failures(self) -> None:
         """Record the processes that died, and acknowledge it: each probe would raise it again."""
         try:
-            failed = self._comm.Get_failed()
+            failed = self._heads.Get_failed()
         except (NotImplementedError, self._mpi.Exception):
             return  # an MPI without fault tolerance
         try:
             if failed.Get_size() > len(self._lost):
-                group = self._comm.Get_group()
+                group = self._heads.Get_group()
                 try:
                     ranks = failed.Translate_ranks(None, group)
                 finally:
                     group.Free()
                 for rank in ranks:
                     self._mark_lost(rank, "its process died")
-                self._comm.Ack_failed()
+                for comm in (self._heads, self._bodies):
+                    comm.Ack_failed()
         finally:
             failed.Free()
 
@@ -237,8 +282,12 @@ class MPITransport(Transport):
         polled(emptied, seconds)
         stuck = self._sending  # those to lost ranks do not count
         for rank in set(range(self.size)) - {self.rank} - self.lost:
-            with suppress(TransportError):  # it is gone as well
-                _abandoned.append(MPISend(self, rank, 0, [b""], _GOODBYE))
+            goodbye = MPISend(self, rank, 0)
+            try:
+                goodbye.start(self._heads, memoryview(b""), _GOODBYE)
+            except TransportError:
+                continue  # gone as well
+            _abandoned.append(goodbye)
         if stuck:
             _abandoned.extend(stuck)
             raise TransportTimeoutError(
@@ -249,44 +298,44 @@ class MPITransport(Transport):
 
 @dataclass(eq=False)
 class _Incoming:
-    """A message that is being received."""
+    """A message whose head has come."""
 
     envelope: Envelope
     data: np.ndarray  # the message, or scratch memory for one that is too large
-    request: Any
-    end: float = math.inf  # when to give up, on the clock of time.monotonic
+    is_kept: bool
+    end: int  # bytes of the message that have begun to come
+    requests: list[Any] = field(default_factory=list)
+    waited: float = 0.0  # seconds
+    looked: float = field(default_factory=time.monotonic)
+
+    def place(self, n: int) -> memoryview:
+        """Return where the next n bytes go: side by side, or all over each other."""
+        start = self.end if self.is_kept else 0
+        return self.data.data[start : start + n]
 
 
 class MPISend(SendHandle):
-    """A message that is being sent; see :class:`SendHandle` for the other arguments.
+    """A message that is being sent in pieces; see :class:`SendHandle` for the arguments.
 
     MPI moves most of a large message only while it is called, by :meth:`done`.
-
-    Args:
-        content: buffers, sent one after another.
-        mpi_tag: tag of the message for MPI.
     """
 
     _transport: MPITransport
 
-    def __init__(
-        self,
-        transport: MPITransport,
-        dest: int,
-        nbytes: int,
-        content: Sequence[Buffer],
-        mpi_tag: int,
-    ) -> None:
+    def __init__(self, transport: MPITransport, dest: int, nbytes: int) -> None:
         super().__init__(transport, dest, nbytes)
         self.pending = True
         self._mpi = transport._mpi
         self._error: TransportError | None = None
-        self._content = content  # which MPI reads until then
+        self._requests: list[Any] = []  # each keeps its buffer alive
         self._empty_polls = 0
+
+    def start(self, comm: Any, content: memoryview, mpi_tag: int) -> None:
+        """Begin to send a piece."""
         try:
-            self._request = _begun(self._mpi, transport._comm.Isend, content, dest, mpi_tag)
+            self._requests.append(comm.Isend([content, self._mpi.BYTE], self.dest, mpi_tag))
         except self._mpi.Exception as error:
-            raise self._given_up(transport.translated(error, dest)) from error
+            raise self._given_up(self._transport.translated(error, self.dest)) from error
 
     def done(self) -> bool:
         """Return whether the payload may be changed; see :meth:`SendHandle.done`."""
@@ -295,7 +344,7 @@ class MPISend(SendHandle):
         if not self.pending:
             return True
         try:
-            self.pending = not self._request.Test()
+            self.pending = not self._mpi.Request.Testall(self._requests)
         except self._mpi.Exception as error:
             raise self._given_up(self._transport.translated(error, self.dest)) from error
         self._empty_polls += 1
@@ -316,7 +365,7 @@ class MPISend(SendHandle):
     def _given_up(self, error: TransportError) -> TransportError:
         """Give the message up, and return the error that is raised from now on."""
         self.pending, self._error = False, error
-        _abandoned.append(self)
+        _abandoned.append(self._requests)
         return error
 
 
@@ -335,17 +384,19 @@ def _mpi() -> ModuleType:
     return MPI
 
 
-def _begun(mpi: ModuleType, start: Callable[..., Any], buffers: Sequence[Buffer], *to: int) -> Any:
-    """Return the request of an ``Isend`` or ``Irecv`` of buffers, one after another."""
-    if len(buffers) == 1:
-        return start([buffers[0], mpi.BYTE], *to)
-    buffers = [each for each in buffers if len(each)]
-    places = [mpi.Get_address(each) for each in buffers]
-    datatype = mpi.BYTE.Create_hindexed([len(each) for each in buffers], places).Commit()
-    try:
-        return start([mpi.BOTTOM, 1, datatype], *to)
-    finally:
-        datatype.Free()  # MPI keeps it until the request is complete
+# Pieces of messages.
+
+
+def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, Sequence[Part]]:
+    """Return the first piece of a message, and the parts that follow it."""
+    n_inline = len(parts)
+    if nbytes > WHOLE:
+        n_inline = int(parts[0].nbytes < SMALL and not isinstance(parts[0], LazyBuffer))
+    return b"".join([PREAMBLE.pack(nbytes), *map(_made, parts[:n_inline])]), parts[n_inline:]
+
+
+def _made(part: Part) -> bytes | memoryview:
+    return part.make() if isinstance(part, LazyBuffer) else part
 
 
 def _hosts(mpi: ModuleType, comm: Any) -> list[str]:

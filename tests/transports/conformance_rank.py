@@ -10,10 +10,7 @@ import json
 import transports.little  # noqa: F401
 from transports.conformance import run
 
-from gfn_rb.transports import mpi
 from gfn_rb.transports.mpi import MPITransport
-
-mpi._CHUNK = 70_000  # less than the message that is dropped
 
 
 def report(comm=None) -> None:

@@ -1,15 +1,18 @@
-"""MPI: its absence, and life after the death of a rank."""
+"""MPI: its absence, the pieces of messages, and life after the death of a rank."""
 
 from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from transports.ranks import PROGRAM, mpi_kind, reports, under_mpiexec
 
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import TransportError
 from gfn_rb.transports import MPITransport
+from gfn_rb.transports.mpi import PREAMBLE, WHOLE, cut
 
 DIED = "lost 1: its process died"
 
@@ -56,10 +59,61 @@ def test_groups_of_dead_processes_are_freed() -> None:
 
     transport = MPITransport.__new__(MPITransport)
     comm = SimpleNamespace(Get_failed=Group, Get_group=Group, Ack_failed=lambda: None)
-    transport._comm = comm
+    transport._heads = transport._bodies = comm
     transport._mpi = SimpleNamespace(Exception=ZeroDivisionError)
     transport._lost, transport._unreported, transport._hosts = {}, [], ["here"]
     for _ in range(5):
         transport._record_failures()
     assert transport.lost == {0}
     assert Group.made == Group.freed == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("short", "began a message with 5 bytes that are none"),
+        ("contradiction", "began a message with 18 bytes that are none"),
+        ("longer body", "sent 1048576 bytes where 524288 of its message were left"),
+        ("no body", "began a message of 524288 bytes and did not finish it within 2 s"),
+        ("huge claim", "began a message of 536870912 bytes and did not finish it within 2 s"),
+    ],
+)
+def test_a_malformed_message_costs_its_sender_alone(kind: str, why: str) -> None:
+    (found,) = reports(under_mpiexec(3, PROGRAM.with_name("malformed_rank.py"), kind))
+    assert len(found["lost"]) == 1
+    assert why in found["lost"][0]
+    assert found["received"] == 40
+    assert found["longest"] < 1.5  # seconds that another rank waits
+
+
+# Pieces of messages.
+
+LARGE = memoryview(np.arange(WHOLE, dtype=np.uint8))
+
+
+def view(text: bytes) -> memoryview:
+    return memoryview(text)
+
+
+def test_small_messages_are_one_piece() -> None:
+    assert cut([view(b"ab"), view(b""), view(b"c")], 3) == (PREAMBLE.pack(3) + b"abc", [])
+
+
+def test_messages_up_to_a_limit_are_one_piece() -> None:
+    late = LazyBuffer(2, lambda: b"zz")
+    parts = [view(b"a"), LARGE[: WHOLE - 4], late, view(b"!")]
+    head, segments = cut(parts, WHOLE)
+    assert segments == []
+    assert head[PREAMBLE.size :] == b"a" + bytes(LARGE[: WHOLE - 4]) + b"zz!"
+    assert cut([*parts, view(b"?")], WHOLE + 1)[1] == [*parts[1:], b"?"]
+
+
+def test_large_parts_are_not_copied_and_late_ones_made_last() -> None:
+    made = []
+    late = LazyBuffer(2, lambda: made.append(1) or b"zz")
+    parts = [view(b"head"), LARGE, view(b""), LARGE, late]
+    head, rest = cut(parts, 6 + 2 * WHOLE)
+    assert head.endswith(b"head")
+    assert all(each is part for each, part in zip(rest, parts[1:], strict=True))
+    assert not made

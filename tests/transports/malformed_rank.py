@@ -1,0 +1,57 @@
+"""Three ranks, of which number 1 sends messages that make no sense; rank 0 prints what it received.
+
+mpiexec -n 3 python malformed_rank.py KIND
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import transports.little  # noqa: F401
+
+from gfn_rb.errors import PeerLostError
+from gfn_rb.transports.mpi import PREAMBLE, MPITransport
+
+HEADS = {
+    "short": b"x" * 5,
+    "contradiction": PREAMBLE.pack(1) + b"xx",
+    "longer body": PREAMBLE.pack(1 << 19),
+    "no body": PREAMBLE.pack(1 << 19),
+    "huge claim": PREAMBLE.pack(1 << 29),
+}
+
+
+def main() -> None:
+    kind, transport = sys.argv[1], MPITransport(timeout=2.0)
+    if transport.rank == 0:
+        lost, received, longest, last = [], 0, 0.0, time.monotonic()
+        while received < 40 or not lost:
+            try:
+                if transport.probe(timeout=5.0) is None:
+                    break
+                if transport.recv().source == 2:
+                    received += 1
+                    longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            except PeerLostError as error:
+                lost.append(str(error))
+        print(json.dumps({"rank": 0, "lost": lost, "received": received, "longest": longest}))
+        transport.send([b"end"], 2, 3)
+    elif transport.rank == 1:
+        mpi, kept = transport._mpi, []
+        kept.append(transport._heads.Isend([HEADS[kind], mpi.BYTE], 0, 3))
+        if kind == "longer body":
+            kept.append(transport._bodies.Isend([bytes(1 << 20), mpi.BYTE], 0, 3))
+        time.sleep(8.0)
+    else:
+        for _ in range(40):
+            transport.send([bytes(1 << 19)], 0, 2)
+            time.sleep(0.05)
+        transport.recv(0, 3, 30.0)
+    sys.stdout.flush()
+    # MPI would wait for messages that nobody receives.
+    transport._mpi.COMM_WORLD.Abort(0) if transport.rank == 2 else time.sleep(20.0)
+
+
+main()
