@@ -36,7 +36,7 @@ from gfn_rb.remote.messages import (
     remote_error,
     scores_in,
 )
-from gfn_rb.remote.ranks import LOST, Membership, shares
+from gfn_rb.remote.ranks import Membership, shares
 from gfn_rb.transports.base import Deadline, ShutdownBudget, Transport
 from gfn_rb.writers.rows import select_rows
 
@@ -238,7 +238,7 @@ class ManagerClient:
 
     def _lose(self, rank: int, why: str) -> None:
         """Count a manager as lost, and its unanswered rows."""
-        if not self.membership.leave(rank, LOST, why):
+        if not self.membership.leave(rank, "lost", why):
             return  # it is lost already, or no manager but another worker that is done
         left = f"managers {self.managers}" if self.managers else "its own buffer alone"
         log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)

@@ -35,7 +35,7 @@ from gfn_rb.remote.messages import (
     one_line,
     pack,
 )
-from gfn_rb.remote.ranks import GONE, LOST, REFUSED, Membership, State
+from gfn_rb.remote.ranks import Membership, State
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope, SendHandle
 from gfn_rb.writers.rows import select_rows, shallow_copy
@@ -115,7 +115,7 @@ class MessageHandler:
                     self._senders[source].unreadable += 1
                 self._refuse(frame, frame.error)
                 if isinstance(frame.error, WireVersionError):
-                    self._lose(source, "it speaks another version", REFUSED)
+                    self._lose(source, "it speaks another version", "refused")
             elif tag == DATA_TAG and source in self._senders:
                 self._handle_data(frame)
             elif tag == METADATA_TAG:
@@ -127,7 +127,7 @@ class MessageHandler:
         except Exception as error:
             self._refuse(frame or ReceivedFrame(source, tag, 0, {}, None, nbytes, None), error)
 
-    def _lose(self, rank: int, why: str, state: State = LOST) -> None:
+    def _lose(self, rank: int, why: str, state: State = "lost") -> None:
         """Continue without a worker; ignored for other ranks and one that has left already."""
         if self._workers.leave(rank, state, why):
             n, left = len(self._workers), len(self._workers.present)
@@ -161,7 +161,7 @@ class MessageHandler:
     def _handle_data(self, frame: ReceivedFrame) -> None:
         source = frame.source
         # A greeting may be that of a new process in the place of the one that was refused.
-        if self._workers[source].state == REFUSED and frame.kind != Kind.HELLO:
+        if self._workers[source].state == "refused" and frame.kind != Kind.HELLO:
             return
         self._senders[source].bytes += frame.nbytes
         if self._workers.seen(source):
@@ -173,7 +173,7 @@ class MessageHandler:
     def _hello(self, frame: ReceivedFrame) -> None:
         version, terms = frame.meta.get("protocol"), frame.meta.get("subscription")
         if version != PROTOCOL:
-            self._lose(frame.source, "it speaks another version", REFUSED)
+            self._lose(frame.source, "it speaks another version", "refused")
             spoken = f"it speaks protocol {version!r:.80}"
             raise ArgumentError(f"{spoken}, this manager speaks {PROTOCOL}")
         if terms is not None:
@@ -260,7 +260,7 @@ class MessageHandler:
         return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
-        self._workers.leave(frame.source, GONE)
+        self._workers.leave(frame.source, "gone")
         self._reply(frame, Kind.GOODBYE, asdict(self._senders[frame.source]))
 
     # Replies.

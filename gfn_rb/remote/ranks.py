@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -120,20 +120,17 @@ def check_roles(
     return served
 
 
+# It has not sent anything yet, has sent something, said that it leaves, died or fell silent, or
+# speaks another version.
 State = Literal["expected", "active", "gone", "lost", "refused"]
-EXPECTED: Final = "expected"  # it has not sent anything yet
-ACTIVE: Final = "active"
-GONE: Final = "gone"  # it said that it leaves
-LOST: Final = "lost"
-REFUSED: Final = "refused"  # it speaks another version
-_PRESENT = (EXPECTED, ACTIVE)
+_PRESENT = ("expected", "active")
 
 
 @dataclass
 class Member:
     """State of a rank, why it left ("" while present), and the time of its last message."""
 
-    state: State = EXPECTED
+    state: State = "expected"
     why: str = ""
     last_seen: float = 0.0
 
@@ -156,20 +153,20 @@ class Membership(dict[int, Member]):
     @property
     def lost(self) -> dict[int, str]:
         """The lost ranks, each with the reason."""
-        return {rank: each.why for rank, each in self.items() if each.state == LOST}
+        return {rank: each.why for rank, each in self.items() if each.state == "lost"}
 
     def seen(self, rank: int) -> bool:
         """Record that a rank is active, and return whether it had been lost."""
         member = self[rank]
-        was_lost = member.state == LOST
-        if member.state != ACTIVE:
-            self._set(rank, ACTIVE, "")
+        was_lost = member.state == "lost"
+        if member.state != "active":
+            self._set(rank, "active", "")
         # Two clocks: people and checkpoints are told the date, which may be set back; silence is
         # measured by one that never is.
         member.last_seen, self._seen[rank] = time.time(), self._clock()
         return was_lost
 
-    def leave(self, rank: int, state: State = GONE, why: str = "") -> bool:
+    def leave(self, rank: int, state: State = "gone", why: str = "") -> bool:
         """Record that a rank has left, and return whether it had been present."""
         was_present = rank in self.present
         if was_present:

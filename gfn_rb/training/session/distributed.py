@@ -31,7 +31,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WorkerError,
 )
-from gfn_rb.remote.ranks import LOST, RankRoles, assign_roles
+from gfn_rb.remote.ranks import RankRoles, assign_roles
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import RefusedError, run
 from gfn_rb.training.session.folder import RunFolder, run_secret, write_json
@@ -162,7 +162,7 @@ def _manage(
         write_json(folder.manager, manager.metadata())
         assert manager.buffer is not None  # which make_manager gave it
         manager.buffer.journal.close()
-        if any(each["state"] == LOST for each in manager.metadata()["senders"].values()):
+        if any(each["state"] == "lost" for each in manager.metadata()["senders"].values()):
             raise RefusedError("a rank that trains is lost, as the others say", code=1)
         star.gather()
         star.share()
