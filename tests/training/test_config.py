@@ -12,6 +12,7 @@ from gfn_rb.envs import BayesianDAG
 from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import LOSSES
 from gfn_rb.remote.feeding import POLICIES
+from gfn_rb.remote.worker import Mode
 from gfn_rb.training import (
     DRAW,
     KEEP,
@@ -37,7 +38,7 @@ from gfn_rb.training import (
     options as literals,
 )
 from gfn_rb.training.config import CONFIGS
-from gfn_rb.training.session.rank_hooks import BASELINE, SEND
+from gfn_rb.training.session.rank_hooks import PERCENTILES
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,8 @@ def test_json_round_trip(config):
     [
         (literals.ReplayName, REPLAY),
         (literals.FeedName, ("none", *POLICIES)),
-        (literals.SendName, SEND),
-        (literals.BaselineName, BASELINE),
+        (literals.SendName, get_args(Mode)),
+        (literals.BaselineName, PERCENTILES),
     ],
 )
 def test_tables_hold_the_names_that_a_configuration_may(names, table):

@@ -464,7 +464,7 @@ def test_a_walk_on_the_line_learns_the_exact_log_z():
 
 
 # Per step. Trajectories to terminating states are sampled backward.
-LIMITS = {"trajectories": 705, "terminal": 825}
+LIMITS = {"trajectories": 715, "terminal": 855}
 PACKAGE = str(Path(gfn_rb.__file__).parent)
 
 
