@@ -15,7 +15,7 @@ from gfn_rb.arguments import KeepsArguments, require_choice, require_flag
 from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX
-from gfn_rb.shapes import Rows
+from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import (
     journal_of,
     one_write,
@@ -37,6 +37,7 @@ from gfn_rb.writers.features import Unique
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
     DRAWN,
+    Copy,
     RowLayout,
     carry_out,
     check_slots,
@@ -152,17 +153,17 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             ShapeError: an entry has another shape or dtype than the stored one.
         """
         with one_write(self._storage, self):
+            if not _are_rows(data):
+                is_tree = isinstance(data, (dict, tuple))
+                self._record(len(compat.leaves_of(data)[0] if is_tree else data))
+                return RoundRobinWriter.extend(self, detached(data))
+            if not data.batch_size:
+                raise ShapeError("data must have batch size [n], one entry per item, got []")
+            if not data.shape[0]:
+                return torch.empty(0, dtype=torch.int64)
             return self._extend(data)
 
     def _extend(self, data: Rows) -> Tensor:
-        if not _are_rows(data):
-            is_tree = isinstance(data, (dict, tuple))
-            self._record(len(compat.leaves_of(data)[0] if is_tree else data))
-            return RoundRobinWriter.extend(self, detached(data))
-        if not data.batch_size:
-            raise ShapeError("data must have batch size [n], one entry per item, got []")
-        if not data.shape[0]:
-            return torch.empty(0, dtype=torch.int64)
         self._line_up()
         storage, n = self._storage, data.shape[0]
         if isinstance(data, LazyStackedTensorDict):
@@ -170,41 +171,44 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         data, is_encoded = self._layout.check(data, storage), isinstance(storage, EncodedStorage)
         if not is_encoded and not is_laid_out(storage):
             self._lay_out(data[0])
-        (start, written), size = self.counters(), storage.max_size
-        slots = slot = torch.arange(start, start + n) % size
-        if n > size and storage.ndim == 1:  # of several rows for one slot, a device might keep any
-            data, slot, written = data[-size:], slots[-size:], written + n - size
-            start = int(slot[0])
-            self._cursor = start
-            self._write_count = written
+        slot = torch.arange(self._cursor, self._cursor + n) % storage.max_size
+        # Of several rows for one slot, a device might keep any: those that would go are left out.
+        n_over = max(n - storage.max_size, 0) if storage.ndim == 1 else 0
+        if n_over:
+            data, self._cursor = data[n_over:], int(slot[n_over])
+            self._write_count += n_over
         has_index = is_encoded or compat.entry_of(compat.all_slots(storage), INDEX) is not None
-        if storage.ndim > 1 or not has_index:
-            self._record(len(slot))
+        if storage.ndim == 1 and has_index:
+            index = self._write(data, slot[n_over:] if n_over else slot)
+        else:
+            self._record(n - n_over)
             index = super().extend(self._on_storage_device(data))
-            return index if slot is slots else slots.to(index.device)
-        on_device = slot
+        return slot.to(index.device) if n_over else index
+
+    def _write(self, data: Rows, slot: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Write rows into the next slots, and return these on the device of the rows."""
+        storage, size, written = self._storage, self._storage.max_size, self._write_count
+        start, n, on_device = self._cursor, slot.shape[0], slot
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
         data.set(INDEX, on_device)
-        copies = [*([] if is_encoded else copies_from(storage, start, data))]
-        copies += compat.raised_generations(storage, slot)
-        cursor = (start + len(slot)) % size
-
-        def commit() -> None:
-            carry_out(copies)
-            if not is_encoded:
-                finish_write(storage, min(start + len(slot), size), (cursor - 1) % size)
-            self._cursor = cursor
-            self._write_count = written + len(slot)
-
-        if is_encoded:
+        copies: list[Copy] = [*compat.raised_generations(storage, slot)]
+        if isinstance(storage, EncodedStorage):
             record_slots(storage, slot)
             storage.write(slot, data, set_cursor=True)
-            commit()
+            carry_out(copies)
+            self._cursor, self._write_count = (start + n) % size, written + n
         else:
+            copies += copies_from(storage, start, data)
+
+            def commit() -> None:
+                carry_out(copies)
+                finish_write(storage, min(start + n, size), (start + n - 1) % size)
+                self._cursor, self._write_count = (start + n) % size, written + n
+
             write_whole(storage, slot, commit)
         compat.mark_update(storage, on_device)
-        return on_device if slot is slots else slots.to(on_device.device)
+        return on_device
 
     def _lay_out(self, row: Rows) -> None:
         from gfn_rb.memmaps import lay_out  # which few programs need
