@@ -131,7 +131,7 @@ def places(group, row_key, is_newest, most, link, first, size, is_removed, visit
             room[g] -= 1
             taken[i] = FREE
         elif left[g] > 0:
-            if n_taken[g] == 1:
+            if n_taken[g] == 1:  # the first worst slot was found without a heap
                 for j in range(left[g] // 2 - 1, -1, -1):
                     _sink(heap, at[g], left[g], j, key, tie)
             worst = heap[at[g]]

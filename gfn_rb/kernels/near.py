@@ -125,6 +125,7 @@ def choose(
                 break
         if not is_kept:
             continue
+        # Only now: a row that turns out not to be kept must drive nobody out.
         for q in range(start[i], start[i + 1] if n_beaten else start[i]):
             entry = table.entry[find_entry(probe.rows, q, probe.code[q], table), 0]
             while entry != END:
@@ -132,7 +133,7 @@ def choose(
                 if not gone[slot] and _is_near(
                     rows, i, stored, slot, p, cutoff, reach[q], stored_radius, slack
                 ):
-                    gone[slot] = True
+                    gone[slot] = True  # found under several keys, it counts once
                     if n_replaced == len(replaced):
                         more = np.empty(2 * n_replaced, np.int64)
                         more[:n_replaced] = replaced

@@ -163,8 +163,9 @@ def find_entry(rows, i, code, table):
     """Return where the entry of a row is, or the free one where it would be."""
     mask = len(table.entry) - 1
     at = code >> table.shift
-    while table.entry[at, _SLOT] != END:
+    while table.entry[at, _SLOT] != END:  # it ends: half of the entries at least are free
         slot = table.entry[at, _SLOT]
+        # Codes first: nearly all rows that differ do so there, without a read of the rows.
         if table.entry[at, _CODE] == code and _are_equal(table.rows, slot, rows, i):
             break
         at = (at + 1) & mask
@@ -228,7 +229,7 @@ def _take_out(slot, table):
     table.link[slot, _BEFORE] = _ABSENT
     if after != END:
         table.link[after, _BEFORE] = before
-    if before != END:
+    if before != END:  # it is not the first of its row, whose entry stays
         table.link[before, AFTER] = after
         return
     mask = len(table.entry) - 1
@@ -286,7 +287,7 @@ def file_row(slot, rows, i, code, table):
     after = END
     if head == END:
         table.entry[at, _SLOT], table.entry[at, _CODE] = slot, code
-    else:
+    else:  # behind the first one, so that the entry need not change
         after = table.link[head, AFTER]
         table.link[head, AFTER] = slot
         if after != END:

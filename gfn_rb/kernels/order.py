@@ -245,8 +245,9 @@ def _insert(ordered, start, key, tie, blocks):
         n_used, n_split, place = blocks.n_used[0], 0, 0
         while i < len(ordered):
             slot = ordered[i]
+            # From the last place on: rows come in ascending order.
             place = _place(key[slot], slot, tie, blocks, place)
-            if n_split and split[n_split - 1] == place:
+            if n_split and split[n_split - 1] == place:  # its second half is not listed yet
                 break
             block, n, end = blocks.at[place], blocks.size[place], i + 1
             most = min(i + 2 * width - n, len(ordered))
@@ -297,8 +298,9 @@ def _insert(ordered, start, key, tie, blocks):
                 blocks.key[other, j - left] = merged_key[j - first]
             blocks.size[place], blocks.low[place] = left, blocks.key[block, 0]
             i = end
+        # Listed at once, so that the lists of blocks are moved once for many splits.
         _open(blocks, split, split_count, n_split)
-        if i < len(ordered) and n_split == 0:
+        if i < len(ordered) and n_split == 0:  # no block is free: the caller packs them
             return i
     return i
 
@@ -386,7 +388,7 @@ def _merge(ordered, is_held, key, tie, blocks):
 
 @compiled
 def _pack(ordered, key, blocks):
-    """Fill the blocks anew, each to three quarters."""
+    """Fill the blocks anew, each to three quarters, or the next insert would split them all."""
     full = blocks.slot.shape[1] * 3 // 4
     blocks.n_used[0] = n_used = (len(ordered) + full - 1) // full
     for block in range(len(blocks.at)):

@@ -73,6 +73,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         compilable: no effect; accepted because TorchRL passes it to its own writers.
     """
 
+    _cursor: int
     _write_count: int
 
     def __new__(

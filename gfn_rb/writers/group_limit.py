@@ -21,7 +21,6 @@ class GroupLimit:
         self.evict = evict
         self.synced = SyncedIndex(ObjectColumns(group, "group"), Groups)
         self._ages = _GroupAges()
-        self.n_full = 0  # rows of the last batch that found their group full of better ones
 
     def choose(
         self,
@@ -53,7 +52,6 @@ class GroupLimit:
         is_chosen = taken > LOST
         lost, chosen = slot[~is_chosen], is_chosen.nonzero()[0]
         slot, taken = slot[chosen], taken[chosen]
-        self.n_full = len(key) - len(chosen)
         has_own = slot >= 0
         more = lost[lost >= 0], taken[has_own & (taken >= 0)]
         return chosen, np.where(has_own, slot, taken), np.concatenate([spare, *more])

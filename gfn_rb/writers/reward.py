@@ -351,26 +351,22 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if index.shape != key.shape:
             raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
         check_number(key, self.key)
-        with one_thread(self._storage):
-            self._update(index, key)
-
-    def _update(self, index: Int64[Tensor, "m"], key: Shaped[Tensor, "m"]) -> None:
-        check_stored(index, len(self._storage))
         storage = self._storage
-        order, column = self._order.sync(storage), self._order.column
-        index = index.unique() if len(index) > 1 else index
-        rank = order.tie[index.numpy()]
-        known = [each for each in self._indexes if each.version == self._order.version]
-        with recording(storage), one_write(storage, self):
-            record_slots(storage, index)
-            column.write(storage, index, key)
-            self._announce(index)
-            values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
-            move = moves_of(len(index), index.numpy(), len(storage))
-            self._order.follow(storage, move, values.numpy(), rank)
-        for compared in known:
-            reads_key = compared.features.reads(unravel_key(self.key))
-            compared.version = None if reads_key else self._order.version
+        with one_thread(storage):  # or other threads could remove the rows meanwhile
+            check_stored(index, len(storage))
+            order, column = self._order.sync(storage), self._order.column
+            index = index.unique() if len(index) > 1 else index
+            move, rank = moves_of(len(index), index.numpy(), len(storage)), order.tie[index.numpy()]
+            known = self._known()
+            with recording(storage), one_write(storage, self):
+                record_slots(storage, index)
+                column.write(storage, index, key)
+                self._announce(index)
+                values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
+                self._order.follow(storage, move, values.numpy(), rank)
+            for compared in known:
+                reads_key = compared.features.reads(unravel_key(self.key))
+                compared.version = None if reads_key else self._order.version
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Remove items from the storage; items from its end take their slots.
@@ -383,27 +379,27 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """
         require_kind("index", index, Tensor)
         index = index.reshape(-1).cpu().unique()
-        with one_thread(self._storage):
-            self._remove(index)
+        storage = self._storage
+        with one_thread(storage):
+            check_stored(index, len(storage))
+            if not index.shape[0]:
+                return
+            self._order.sync(storage)
+            known, move = self._known(), moves_of(0, index.numpy(), len(storage))
+            overwritten = torch.from_numpy(move.slots)
+            compat.drop_prefetched(storage)
+            with recording(storage), one_write(storage, self):
+                record_slots(storage, overwritten)
+                move.close_holes(storage)
+                compat.raise_slot_generations(storage, overwritten)
+                self._announce(torch.from_numpy(move.hole))
+                self._order.follow(storage, move, np.zeros(0), move.target)
+            for compared in known:
+                compared.follow(move, None, self._order.version)
 
-    def _remove(self, index: Int64[Tensor, "m"]) -> None:
-        storage, before = self._storage, len(self._storage)
-        check_stored(index, before)
-        if not index.shape[0]:
-            return
-        self._order.sync(storage)
-        known = [each for each in self._indexes if each.version == self._order.version]
-        move = moves_of(0, index.numpy(), before)
-        overwritten = torch.from_numpy(move.slots)
-        compat.drop_prefetched(storage)
-        with recording(storage), one_write(storage, self):
-            record_slots(storage, overwritten)
-            move.close_holes(storage)
-            compat.raise_slot_generations(storage, overwritten)
-            self._announce(torch.from_numpy(move.hole))
-            self._order.follow(storage, move, np.zeros(0), move.target)
-        for compared in known:
-            compared.follow(move, None, self._order.version)
+    def _known(self) -> list[SyncedIndex[Any]]:
+        """Return the indexes that match the storage, as the order does."""
+        return [each for each in self._indexes if each.version == self._order.version]
 
     # Choosing.
 
@@ -416,19 +412,17 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         ``columns`` is what each index compares, if the batch was on a device.
         """
         storage, order, limit = self._storage, self._order, self._limit
+        by = None if self.unique is None else self._index
         n_free = storage.max_size - self._stored
-        if self.unique is None and limit is None and key.shape[0] <= n_free:
+        if by is None and limit is None and key.shape[0] <= n_free:
             order.check(key)
             return self._append(data)
         value = order.numbers(key)
         order.sync(storage)
-        known: list[tuple[SyncedIndex[Any], Any]] = []
-        is_offered = slot = None
-        if self.unique is not None:
-            assert self._index is not None
-            prepared = self._prepared(self._index, data, columns)
-            known.append((self._index, prepared))
-            is_offered, slot = self._objects(self._index.index, prepared)
+        is_offered = slot = objects = None
+        if by is not None:
+            objects = self._prepared(by, data, columns)
+            is_offered, slot = self._objects(by.index, objects)
         # Rows of stored objects give up their slots, which leaves room for worse rows, too.
         if slot is None and limit is None:
             row = order.contenders(value, not n_free)
@@ -437,10 +431,10 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if is_offered is not None:
             row = row[is_offered[row]]
         slot = None if slot is None else slot[row]
+        known = [] if by is None else [Found(by, objects, row)]
         if limit is not None:
-            known.append((limit.synced, self._prepared(limit.synced, data, columns)))
-        found = [Found(synced, prepared, row) for synced, prepared in known]
-        return self._compete(data, value, row, slot, _NONE, found)
+            known.append(Found(limit.synced, self._prepared(limit.synced, data, columns), row))
+        return self._compete(data, value, row, slot, _NONE, known)
 
     def _prepared(self, synced: SyncedIndex[Any], data: Rows, columns: list[Tensor]) -> Any:
         """Bring an index up to date, and return what it finds the rows of a batch by."""
@@ -489,7 +483,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             group = known[-1].prepared.columns[0][known[-1].at]
             slot = np.full(len(row), -1) if slot is None else slot
             place, slot, spare = limit.choose(order, group, value[row], slot, spare)
-            self._rejected_now["group_full"] = limit.n_full
+            self._rejected_now["group_full"] = len(row) - len(place)
         given_up = spare if slot is None else np.concatenate([slot[slot >= 0], spare])
         n_free = self._storage.max_size - self._stored + len(given_up)
         if len(place) > n_free:
