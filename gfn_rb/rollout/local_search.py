@@ -13,9 +13,8 @@ from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError, NaNError
-from gfn_rb.rollout.categorical import Exploration, exploration_from
+from gfn_rb.rollout.categorical import exploration_from
 from gfn_rb.rollout.metropolis_hastings import (
-    BackStepsRule,
     Proposal,
     back_steps_rule,
     metropolis_hastings,
@@ -110,14 +109,33 @@ class LocalSearchSampler(Sampler):
         exploration = exploration_from(policy_kwargs, is_backward=False)
         start = _terminating(trajectories)
         rule = back_steps_rule(back_steps, back_ratio, len(start))
+        back = replace(exploration, exit_bias=0.0)
         needs_log_probs = use_metropolis_hastings or save_logprobs
-        proposal = self._propose(
-            env, start, rule, exploration, save_estimator_outputs, needs_log_probs
+        old = self.backward_sampler.sample_trajectories(
+            env,
+            states=start.state,
+            conditions=start.condition,
+            save_logprobs=needs_log_probs,
+            log_rewards=start.log_reward,
+            **vars(back),
+        ).reverse()
+        junction = old.length - 1 - moves_back(rule, old.length - 1)
+        new = super().sample_trajectories(
+            env,
+            states=old.state[torch.arange(len(old), device=old.device), junction],
+            conditions=start.condition,
+            save_estimator_outputs=save_estimator_outputs,
+            save_logprobs=needs_log_probs,
+            **vars(exploration),
         )
+        self.n_reward_calls += len(new)
+        pf = Walk(self.policy, env, exploration)
+        pb = Walk(self.backward_sampler.policy, env, back)
+        proposal = Proposal(old, new, junction, pf, pb)
         if use_metropolis_hastings:
             updated = metropolis_hastings(proposal, rule, exploration.generator)
         else:
-            updated = proposal.reconstructed.log_reward > proposal.backtracked.log_reward
+            updated = new.log_reward > old.log_reward
         found = proposal.trajectories(save_estimator_outputs, save_logprobs)
         if debug:
             proposal.check(found)
@@ -198,39 +216,6 @@ class LocalSearchSampler(Sampler):
             both = States.cat([current, _terminating(batch)])
             current = both[row + len(current) * updated]
         return Trajectories.cat(batches)
-
-    def _propose(
-        self,
-        env: GFNEnv,
-        start: States,
-        rule: BackStepsRule,
-        exploration: Exploration,
-        save_estimator_outputs: bool,
-        save_logprobs: bool,
-    ) -> Proposal:
-        """Walk back, find the junctions, and walk forward from them."""
-        back = replace(exploration, exit_bias=0.0)
-        old = self.backward_sampler.sample_trajectories(
-            env,
-            states=start.state,
-            conditions=start.condition,
-            save_logprobs=save_logprobs,
-            log_rewards=start.log_reward,
-            **vars(back),
-        ).reverse()
-        junction = old.length - 1 - moves_back(rule, old.length - 1)
-        new = super().sample_trajectories(
-            env,
-            states=old.state[torch.arange(len(old), device=old.device), junction],
-            conditions=start.condition,
-            save_estimator_outputs=save_estimator_outputs,
-            save_logprobs=save_logprobs,
-            **vars(exploration),
-        )
-        self.n_reward_calls += len(new)
-        pf = Walk(self.policy, env, exploration)
-        pb = Walk(self.backward_sampler.policy, env, back)
-        return Proposal(old, new, junction, pf, pb)
 
 
 def _terminating(rows: Trajectories | States) -> States:

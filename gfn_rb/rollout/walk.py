@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -191,14 +190,11 @@ class Walk:
         return steps
 
     def _uniforms(self, n: int) -> Iterator[Float64[np.ndarray, "n 1"]]:
-        """Return uniform numbers for one step more than there may be, drawn for several at once."""
+        """Yield uniform numbers for one step more than there may be, drawn for several at once."""
         n_steps, generator = self.env.max_length + 1, self.exploration.generator
-
-        def block(start: int) -> np.ndarray:
+        for start in range(0, n_steps, _BLOCK):
             shape = min(_BLOCK, n_steps - start), n, 1
-            return torch.rand(shape, dtype=torch.float64, generator=generator).numpy()
-
-        return chain.from_iterable(map(block, range(0, n_steps, _BLOCK)))
+            yield from torch.rand(shape, dtype=torch.float64, generator=generator).numpy()
 
     def _log_probs(self, chances: list[Any], actions: list[np.ndarray]) -> list[Tensor]:
         """Return the log-probabilities of all actions, without parameters in one operation."""
@@ -272,8 +268,7 @@ class Walk:
         if log_reward is None:
             x = start if is_backward else state[row, length - 1]
             with torch.no_grad():
-                conditions = () if env.condition_shape is None else (condition,)
-                log_reward = env.log_reward(x, *conditions)
+                log_reward = env.log_reward(x, condition)
             check_rewards(log_reward, x)
         values = {
             keys.STATE: state,

@@ -205,7 +205,7 @@ def test_rewards_are_asked_for_proposals_alone(monkeypatch):
     rows = Sampler(linear_policy(env, False)).sample_trajectories(env, 30, generator=seeded())
     buffer.extend(rows.to_tensordict())
     calls, real = [], env.log_reward
-    monkeypatch.setattr(env, "log_reward", lambda state: calls.append(len(state)) or real(state))
+    monkeypatch.setattr(env, "log_reward", lambda state, _: calls.append(len(state)) or real(state))
     drawn = buffer.sample()
     start = States(
         state=drawn["state"],
