@@ -373,9 +373,9 @@ def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None
 # Buffers.
 
 
-def generator_of(part: ReplayBuffer | Sampler) -> torch.Generator | None:
-    """Return what a buffer or sampler draws with, None for the global generator (``_rng``)."""
-    return part._rng
+def generator_of(rb: ReplayBuffer) -> torch.Generator | None:
+    """Return what a buffer draws with, None for the global generator (``ReplayBuffer._rng``)."""
+    return rb._rng
 
 
 def set_ensemble_generator(part: Any, generator: torch.Generator | None) -> None:

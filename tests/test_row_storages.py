@@ -17,8 +17,9 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
+from gfn_rb.column import KeyColumn
 from gfn_rb.memmaps import RowMemmapStorage
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages import RowTensorStorage, open_shared
 from gfn_rb.torchrl_compat import set_length
 
 KINDS = [(RowTensorStorage, LazyTensorStorage), (RowMemmapStorage, LazyMemmapStorage)]
@@ -179,6 +180,19 @@ def test_state_pickles_dumps_and_loads(kinds: Any, other: int, tmp_path: Path) -
         new.extend(nested(1))
         load(new)
         assert describe(new[:]) == describe(rb[:])
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+def test_a_storage_that_another_process_lays_out_is_opened(kind: Any, tmp_path: Path) -> None:
+    options = {"scratch_dir": tmp_path} if kind is LazyMemmapStorage else {}
+    storage = kind(8, shared_init=True, **options)
+    other = object.__new__(kind)
+    other.__dict__.update(storage.__dict__)  # shares what processes share
+    open_shared(other)
+    assert not other.initialized
+    storage.set(torch.arange(2), TensorDict({"log_reward": torch.tensor([1.0, 2.0])}, [2]))
+    assert KeyColumn("log_reward").values(other).tolist() == [1.0, 2.0]
+    assert other.initialized
 
 
 FULL_DISK = """

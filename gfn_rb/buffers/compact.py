@@ -15,7 +15,7 @@ from torchrl.data.replay_buffers.writers import Writer
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
-from gfn_rb.arguments import KeepsArguments
+from gfn_rb.arguments import KeepsArguments, require_choice
 from gfn_rb.buffers.options import Environment, StateForm
 from gfn_rb.containers import Trajectories, convert
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
@@ -58,8 +58,7 @@ class CompactRows(KeepsArguments, Transform):
     """
 
     def __init__(self, env: Environment, states: StateForm = "narrow") -> None:
-        if states not in get_args(StateForm):
-            raise ArgumentError(f"states must be one of {get_args(StateForm)}, got {states!r}")
+        require_choice("states", states, get_args(StateForm))
         if not isinstance(env, Environment):
             raise ArgumentError(f"env must be a GFNEnv, got {type(env)}")
         if states == "rebuild" and not env.is_deterministic:

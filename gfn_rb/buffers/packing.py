@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
-from gfn_rb.arguments import KeepsArguments
+from gfn_rb.arguments import KeepsArguments, as_count
 from gfn_rb.buffers.options import Environment
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.convert import padded_to
@@ -70,10 +70,8 @@ class PackTrajectories(KeepsArguments, Transform):
     """
 
     def __init__(self, env: Environment, patience: int = 100) -> None:
-        if patience < 1:
-            raise ArgumentError(f"patience must be at least 1, got {patience}")
         super().__init__()
-        self.patience, self._max_length = patience, env.max_length
+        self.patience, self._max_length = as_count("patience", patience), env.max_length
         self.register_buffer("_source", env.source_state.detach().clone(), persistent=False)
         self._open: _OpenEpisodes | None = None
 

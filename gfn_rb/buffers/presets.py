@@ -263,7 +263,7 @@ def transition_buffer(
             the policy that made them changes.
         **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
     """
-    rows = KeepTransitions(_dropped(keep, (LOG_PROB,)))
+    rows = KeepTransitions(stale_entries(keep, (LOG_PROB,)))
     return _row_buffer(capacity, writer, sampler, rows, options)
 
 
@@ -387,13 +387,9 @@ def _without_paths(options: BufferOptions) -> BufferOptions:
     return options
 
 
-def stale_entries(keep: Sequence[str]) -> tuple[str, ...]:
+def stale_entries(keep: Sequence[str], stale: tuple[str, ...] = _STALE) -> tuple[str, ...]:
     """Return the names of entries that are dropped when a row is stored or sent."""
-    return (INDEX, *_dropped(keep, _STALE))
-
-
-def _dropped(keep: Sequence[str], stale: tuple[str, ...]) -> tuple[str, ...]:
     require_kind("keep", keep, list, lambda value: isinstance(value, Sequence))
     if isinstance(keep, str) or not set(keep) <= set(stale):
         raise ArgumentError(f"keep must be a list of names out of {stale}, got {keep!r}")
-    return tuple(name for name in stale if name not in keep)
+    return (INDEX, *(name for name in stale if name not in keep))
