@@ -416,9 +416,9 @@ class RaggedStorage(EncodedStorage):
         """Return padded rows; of a single slot, entries of its length."""
         return self._padded(super().get(index), self.text)
 
-    def padded_rows(self, index: Any, as_text: bool = False) -> TensorDictBase:
-        """Return padded rows, text in bytes unless asked for as text."""
-        return self._padded(super().get(index), self.text if as_text else frozenset())
+    def padded_rows(self, index: Any) -> TensorDictBase:
+        """Return padded rows, text in bytes."""
+        return self._padded(super().get(index), frozenset())
 
     def blocks(self) -> Iterator[TensorDictBase]:
         """Yield all rows in use, padded, some at a time."""

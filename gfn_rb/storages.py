@@ -183,8 +183,8 @@ class EncodedStorage(KeepsArguments, RowTensorStorage):
         """Write rows that :meth:`padded` returned, which count as new if the cursor is set."""
 
     @abstractmethod
-    def padded_rows(self, index: Any, as_text: bool = False) -> TensorDictBase:
-        """Return rows as :meth:`padded` returns them, or with their texts decoded."""
+    def padded_rows(self, index: Any) -> TensorDictBase:
+        """Return rows as :meth:`padded` returns them; ``get`` decodes their texts."""
 
     @abstractmethod
     def blocks(self) -> Iterator[TensorDictBase]:

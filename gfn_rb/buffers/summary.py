@@ -25,7 +25,6 @@ from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismat
 from gfn_rb.kernels.objects import Objects
 from gfn_rb.numerics.flat import equal_bits, flat_rows, numbers_in_words
 from gfn_rb.shapes import Bool, Float64, Int64
-from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import members_of
 
 Describe: TypeAlias = Callable[[Any], Sequence[str]]
@@ -336,10 +335,7 @@ def _log_probs(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
 
 def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     """Return stored rows as they were added; rows of several lengths are padded."""
-    storage = rb.storage
-    is_encoded = isinstance(storage, EncodedStorage)
-    rows = storage.padded_rows(index, as_text=True) if is_encoded else storage.get(index)
-    compact = compact_rows_of(rb)
+    rows, compact = rb.storage.get(index), compact_rows_of(rb)
     return rows if compact is None else compact(rows)
 
 
