@@ -171,6 +171,7 @@ class ManagerClient:
     def _send(self, rows: TensorDictBase, ready: Collection[int], is_new: bool = True) -> int:
         """Send each row to the manager that owns it, of those ready; return how many were sent."""
         start, sent, batch = time.perf_counter(), 0, SentBatch(rows.batch_size[0], is_new)
+        # Owners are among all managers, lost ones included: an object never changes its owner.
         parts = shares(rows, self.membership, ready, self._n_batches)
         for i, (rank, at) in enumerate(parts):
             part = rows if at is None else select_rows(rows, at)
@@ -214,6 +215,7 @@ class ManagerClient:
                 self._post(rank, kind, meta)
             except PeerLostError as error:
                 self._lose(rank, str(error))
+        # Asked anew after each message: a manager may be lost, or be back, in the meantime.
         while not self._responses.keys() >= {*self.managers} and limit.wait(self._receive):
             pass
         return {rank: self._responses.pop(rank, None) for rank in self.managers}

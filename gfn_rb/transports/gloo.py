@@ -153,7 +153,7 @@ class PeerConnection:
             left = [memoryview(b"".join(left))]
         with self._sending:
             self._transport.check_present(self._peer)
-            if not self._n_outgoing:
+            if not self._n_outgoing:  # else it would overtake messages that wait for the thread
                 with suppress(OSError):  # no room, or the peer is gone, as the receiver will find
                     left = _after(left, self._socket.sendmsg(left, [], socket.MSG_DONTWAIT))
             if left:
@@ -187,6 +187,7 @@ class PeerConnection:
                     self._mailboxes.put(message)
         except OSError as error:
             reason = f"its process died: {error}"
+        # Only now, with its last message in the mailbox: messages are received before the loss.
         self._mailboxes.mark_gone(self._peer, reason)
         self.outgoing.put(None)  # after what was sent before, which the peer still reads
         self.sender.join()

@@ -197,12 +197,13 @@ class LocalTransport(MailboxTransport):
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
         message = QueuedMessage(self, self.rank, dest, tag, joined(parts, nbytes))
-        with self._mailboxes.lock:
+        with self._mailboxes.lock:  # the receiver must not close between the check and the put
             self.check_present(dest)
             self._mailboxes.put(message)
         return message
 
     def _close(self, seconds: float) -> None:
+        # Gone before its mailbox is emptied: no sender puts anything in afterwards.
         self._mailboxes.mark_gone(self.rank, "it closed its endpoint")
         with self._mailboxes.lock:
             self._mailbox.clear()

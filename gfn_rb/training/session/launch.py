@@ -104,7 +104,7 @@ def resume(
             remove_abandoned(folder.path)
             distributed.check_steps(folder, config.steps)
             folder.write_config(config)
-            lock.take(folder)
+            lock.take(folder)  # of the new file: a lock belongs to a file, not to its name
             folder.write_ranks(started)
             return folder
 

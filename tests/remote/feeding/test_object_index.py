@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from remote.remote_runs import objects, trajectories, transitions
+from remote.remote_runs import objects, trajectories
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.containers.objects import objects_in
@@ -136,17 +136,6 @@ def test_only_rows_that_changed_are_read_again():
     assert index.refresh().tolist() == []
     rb.extend(objects([50, 51]))
     assert index.refresh().tolist() == [0, 1]
-
-
-def test_what_is_no_object_is_not_held():
-    rb = fifo_buffer(4)
-    index = ObjectIndex(rb)
-    rb.extend(transitions([1, 2]))
-    assert index.refresh().tolist() == [0, 1]
-    parts = objects_in(transitions([1, 1]))
-    assert held(index) == 0
-    assert (index.find(parts) == -1).all()
-    assert index.new(parts)[0].tolist() == [0, 1]
 
 
 def test_a_row_that_is_no_object_is_named_until_it_is_put_right():

@@ -160,14 +160,6 @@ def test_an_error_in_scoring_is_told_and_survived(caplog):
     assert manager.metadata()["senders"]["1"]["errors"] == 1
 
 
-def test_bad_questions_are_answered(caplog):
-    _, one, _ = made(metadata=lambda manager: {"bad": object()})
-    assert one.ask(Kind.METADATA, tag=METADATA_TAG).kind == Kind.ERROR
-    assert one.ask(Kind.ITEMS, tag=METADATA_TAG).kind == Kind.ERROR
-    no_file = one.ask(Kind.CHECKPOINT, tag=METADATA_TAG)
-    assert "pass checkpoint=" in no_file.meta["error"]["message"]
-
-
 def test_a_rank_that_is_no_worker_is_refused_but_may_ask():
     manager, one, other = made(fifo_buffer(2), workers=[1])
     assert "is not expected" in other.send(objects([1])).meta["error"]["message"]

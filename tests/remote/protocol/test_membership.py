@@ -57,13 +57,6 @@ def test_silence_is_noticed():
     assert ranks.silent() == [2]
 
 
-def test_without_a_limit_nobody_is_too_silent():
-    clock = Clock()
-    ranks = Membership([1], clock=clock)
-    clock.now = 1e9
-    assert ranks.silent() == []
-
-
 def test_restored_ranks_are_expected_again_and_silence_before_does_not_count(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1234.5)
     clock = Clock()

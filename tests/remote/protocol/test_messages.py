@@ -1,6 +1,6 @@
 import torch
 
-from gfn_rb.remote.messages import describe_error, one_line, pack, remote_error
+from gfn_rb.remote.messages import describe_error, pack, remote_error
 
 
 def caught(message):
@@ -26,11 +26,6 @@ def test_errors_are_cut_to_a_length():
 def test_what_describes_no_error_is_still_an_error():
     assert remote_error(1, None).reason == "an error: not described"
     assert str(remote_error(1, {"type": "A", "message": "b"})) == "rank 1: A: b"
-
-
-def test_log_lines_are_one_line():
-    assert one_line("a\n  b\tc") == "a b c"
-    assert len(one_line("x" * 9999)) == 500
 
 
 def test_scores_of_a_batch_and_of_its_rows_are_told_apart():
