@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from gfn_rb.shapes import Int64
 _PAUSES = (0.0002, 0.01)  # seconds between two attempts: the first, and the longest
 
 
+@dataclass(eq=False)
 class RateLimiter(KeepsArguments):
     """Keeps the number of drawn rows in proportion to the number of offered rows.
 
@@ -43,25 +45,20 @@ class RateLimiter(KeepsArguments):
         >>> rb = reward_prioritized_buffer(1000, rate_limiter=RateLimiter(4.0, min_size=100))
     """
 
-    def __init__(
-        self,
-        samples_per_insert: float,
-        min_size: int = 1,
-        tolerance: float = 0.0,
-        timeout: float = 120.0,
-    ) -> None:
-        if not 0 < samples_per_insert < math.inf:
+    samples_per_insert: float
+    min_size: int = 1
+    tolerance: float = 0.0
+    timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.samples_per_insert < math.inf:
             raise ArgumentError(
-                f"samples_per_insert must be above 0 and finite, got {samples_per_insert}"
+                f"samples_per_insert must be above 0 and finite, got {self.samples_per_insert}"
             )
-        if not tolerance >= 0:
-            raise ArgumentError(f"tolerance must be at least 0, got {tolerance}")
-        if not timeout >= 0:
-            raise ArgumentError(f"timeout must be at least 0, got {timeout}")
-        self.samples_per_insert = samples_per_insert
-        self.min_size = as_count("min_size", min_size)
-        self.tolerance = tolerance
-        self.timeout = timeout
+        self.min_size = as_count("min_size", self.min_size)
+        for name in ("tolerance", "timeout"):
+            if not getattr(self, name) >= 0:
+                raise ArgumentError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def deficit(self, inserts: int, samples: int) -> float:
         """Return how many samples are missing, below 0 where there are too many.
@@ -110,10 +107,4 @@ class RateLimiter(KeepsArguments):
         raise RateLimitError(
             f"cannot {what} {n} rows within {self.timeout:g} s: too few were {others}, got "
             f"{offered} offered and {drawn} drawn, expected {self}"
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(samples_per_insert={self.samples_per_insert}, "
-            f"min_size={self.min_size}, tolerance={self.tolerance}, timeout={self.timeout})"
         )
