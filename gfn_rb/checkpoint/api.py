@@ -12,7 +12,7 @@ import torch
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 
-from gfn_rb.arguments import kind_of
+from gfn_rb.arguments import kind_of, require_kind
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import restore, snapshot_of
 from gfn_rb.codec.files import ValueFile, write_file
@@ -120,10 +120,9 @@ def save_state(
     Raises:
         CheckpointError: a value cannot be saved, named in the message; or writing to the disk
             failed. The older file is unchanged.
+        ArgumentError: the state is no dict.
     """
-    for name in state:
-        if not isinstance(name, str):
-            raise CheckpointError(f"cannot save state: got {name!r}, expected a name")
+    require_kind("state", state, dict)
     _write(path, {VALUES: state}, "state", secret)
 
 
@@ -214,7 +213,4 @@ def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str,
     values = file.value(VALUES, device)
     if not isinstance(values, dict):
         raise CheckpointCorruptError(f"{file.path} holds {type(values).__name__}, expected a dict")
-    for name in values:
-        if not isinstance(name, str):
-            raise CheckpointCorruptError(f"{file.path} holds {name!r}, expected a name")
     return values

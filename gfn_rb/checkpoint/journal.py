@@ -103,24 +103,19 @@ class Journal:
         self._rb, self._parts, self._sync = rb, slot_states(rb), sync
         self.path = resolved(path)
         self._process = os.getpid()
-        other: Any = journal_of(rb.storage)
-        if other is not None and not other._is_closed:
-            raise ArgumentError(f"rb must have no other journal, got one that has {other.path}")
+        if journal_of(rb.storage) is not None:
+            raise ArgumentError(f"rb must have no other journal, got one with {rb.journal.path}")
         self._pending: list[Tensor] = []  # slots that changed since the last transaction
         self._n_recorded = self._n_before = 0  # calls of record, and before the present block
         self._refused: Any = None  # what the disk refused to take
         self._is_paused = self._is_closed = False
         self._written_at = time.monotonic()
         self._database = Database(self.path, secret)
-        if other is not None:
-            other._is_paused = True  # or it would let no rows be restored
         try:
             if not self._restore():
                 self._begin()
         except BaseException:
             self._give_up()
-            if other is not None:
-                other._is_paused = False
             raise
         self._known = self._counters()
         self._revision = compat.mutation_revision(rb.storage)  # after the last recorded change

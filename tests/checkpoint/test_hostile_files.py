@@ -19,7 +19,6 @@ from gfn_rb.checkpoint import (
     load_checkpoint,
     load_state,
     save_checkpoint,
-    save_state,
 )
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.codec.layout import Prefix
@@ -251,19 +250,6 @@ def test_rows_and_their_number_agree(tmp_path):
         with pytest.raises(CheckpointError, match=r"the storage (has length|was written to at)"):
             load_checkpoint(path, target)
         assert not target.storage.initialized
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_what_is_saved_along_has_names(tmp_path):
-    path = tmp_path / "state.ckpt"
-    with pytest.raises(CheckpointError, match="cannot save state: got -1, expected a name"):
-        save_state(path, {-1: 2})
-    save_state(path, {"x": 2})
-    parts = Parts(path.read_bytes())
-    parts.meta["values"]["dict"][0][0] = -1
-    path.write_bytes(parts.sealed())
-    with pytest.raises(CheckpointError, match="holds -1, expected a name"):
-        load_state(path)
 
 
 @pytest.mark.parametrize(
