@@ -182,19 +182,6 @@ def test_the_parts_find_the_rows_in_place_and_announced(fresh, tmp_path):
     assert target.storage._mutation_revision > before
 
 
-def test_prefetched_batches_are_those_of_their_time(tmp_path):
-    rb = buffer(prefetch=2)
-    rb.extend(rows(CAPACITY))
-    rb.sample()
-    rb.synchronize()
-    drawn_before = [future.result()[0].clone() for future in rb._prefetch_queue]
-    rb.extend(rows(CAPACITY))  # the storage holds none of these rows any more
-    target = used(buffer(prefetch=2))
-    restored(rb, target, tmp_path)
-    for batch in drawn_before:
-        assert_equal(target.sample().exclude("index"), batch.exclude("index"))
-
-
 def test_the_generator_given_to_the_buffer_is_the_one_that_is_restored(tmp_path):
     mine = torch.Generator().manual_seed(99)
     rb = used(buffer())
@@ -299,28 +286,6 @@ def test_extra_values_come_back(tmp_path):
         assert list(extra) == ["model", "step", "name"]
         assert (extra["step"], extra["name"]) == (3, None)
         assert_equal(extra["model"], model.state_dict())
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: buffer(
-            storage=LazyTensorStorage(CAPACITY, device="cuda"),
-            sampler=SamplerWithoutReplacement(),
-            generator=torch.Generator("cuda").manual_seed(7),
-        ),
-        lambda: reward_prioritized_buffer(
-            CAPACITY, device="cuda", batch_size=4, generator=torch.Generator("cuda").manual_seed(7)
-        ),
-    ],
-    ids=["TorchRL", "highest rewards"],
-)
-def test_buffers_on_an_accelerator_continue(make, tmp_path):
-    rb = make()
-    rb.extend(rows(13).to("cuda"))
-    rb.sample()
-    continue_both(rb, restored(rb, make(), tmp_path), lambda n: rows(n).to("cuda"))
 
 
 SCHEDULERS = {

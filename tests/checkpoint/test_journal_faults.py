@@ -9,51 +9,26 @@ import threading
 
 import pytest
 import torch
-from factories import Fault, assert_equal, journaled, objects, seeded
+from checkpoint.test_journal import CAPACITY, assert_comes_back, items
+from factories import Fault, journaled, seeded
 
 import gfn_rb
 from gfn_rb import save_checkpoint
 from gfn_rb.errors import GfnRbError
 from gfn_rb.samplers import PrioritySampler
 
-CAPACITY = 12
 OWN = os.path.join(os.path.dirname(gfn_rb.__file__), "checkpoint")
 
 
-def items(n, seed):
-    values = torch.randint(0, 40, (n,), generator=seeded(seed))
-    return objects(values, torch.randint(-9, 9, (n,), generator=seeded(seed)).float())
-
-
-def make(path=None):
+def make(journal=None):
     rb = gfn_rb.reward_prioritized_buffer(
         CAPACITY, unique="state", sampler=PrioritySampler(), generator=seeded()
     )
-    return journaled(rb, path, "always")
-
-
-def left_by_kill(path):
-    """Copy the files of a journal as a process leaves them that is killed now."""
-    folder = path.parent / f"left{len(os.listdir(path.parent))}"
-    folder.mkdir()
-    for file in path.parent.glob(f"{path.name}*"):
-        shutil.copy(file, folder)
-    return folder / path.name
-
-
-def state_of(rb):
-    rows = dict(sorted(rb.storage[:].clone().items())) if len(rb) else {}
-    sampler = rb.sampler.state_dict()
-    sampler["priority"] = sampler["priority"][: len(rb)]  # the next draw forgets the others
-    return {"rows": rows, "writer": rb.writer.state_dict(), "sampler": sampler}
+    return journaled(rb, journal, "always")
 
 
 def assert_nothing_is_lost(rb, path):
-    again = make(left_by_kill(path))
-    try:
-        assert_equal(state_of(again), state_of(rb))
-    finally:
-        again.journal.close()
+    assert_comes_back(rb, make, path).journal.close()
 
 
 CALLS = {

@@ -1,6 +1,5 @@
 """Layouts, prefixes and tensors as bytes, worked out by hand."""
 
-import struct
 from itertools import accumulate
 
 import pytest
@@ -9,7 +8,7 @@ import xxhash
 from hypothesis import given, strategies as st
 
 from gfn_rb.codec import primitives as module
-from gfn_rb.codec.layout import FRAME, MAGIC, SMALL_NBYTES, VERSION, Layout, Prefix, TensorInfo
+from gfn_rb.codec.layout import FRAME, VERSION, Layout, Prefix, TensorInfo
 from gfn_rb.codec.primitives import ALIGNMENT, DTYPES, aligned, dtype_name, sums_of
 from gfn_rb.errors import WireCorruptError
 from gfn_rb.numerics.flat import plain_bytes
@@ -18,23 +17,6 @@ DTYPE = st.sampled_from([DTYPES[name] for name in ("bool", "int16", "float32", "
 FIELDS = st.lists(
     st.tuples(DTYPE, st.lists(st.sampled_from([0, 1, 3, 700]), max_size=2)), max_size=6
 )
-
-
-def test_places_worked_out_by_hand():
-    fields = (
-        TensorInfo("cpu", torch.int16, (101, 5)),
-        TensorInfo("cpu", torch.uint8, (101, 200)),
-        TensorInfo("cpu", torch.bool, (101,)),
-        TensorInfo("cpu", torch.float64, (101, 30)),
-    )
-    layout = Layout(fields)
-    assert layout.small == [(0, 0, 1010), (2, 1024, 1125)]
-    assert layout.large == [(3, 0, 24_240), (1, 24_240, 44_440)]  # wide dtypes first
-    assert (layout.body_nbytes, layout.tail_nbytes) == (44_440, 44_448)
-    assert layout.head_nbytes(65) == 128 + 1152
-    assert layout.head_nbytes(128) == 128 + 1152
-    for n, is_large in ((SMALL_NBYTES - 1, 0), (SMALL_NBYTES, 1)):
-        assert len(Layout((TensorInfo("cpu", torch.uint8, (n,)),)).large) == is_large
 
 
 @given(FIELDS, st.integers(0, 40))
@@ -73,17 +55,6 @@ def sealed(**changes):
 
 def checked(data):
     return Prefix.checked(memoryview(data), "it", FRAME)[0]
-
-
-def test_every_byte_of_a_prefix_has_its_place():
-    data = sealed()
-    summed = xxhash.xxh3_64_intdigest(data[24:96], seed=int.from_bytes(data[8:16], "little"))
-    expected = MAGIC + struct.pack("<HH4sQQQQQ8x", 4, 7, b"rows", summed, 128, 96, 3, 2)
-    assert data[:64] == expected
-    assert not any(data[64:])
-    prefix = checked(data)
-    assert prefix._replace(sum=0) == Prefix(**PREFIX)
-    assert prefix.texts_end == 69
 
 
 @pytest.mark.parametrize(
@@ -140,11 +111,6 @@ def test_any_dtype_is_written_without_a_copy(name):
     content = plain_bytes(value)
     assert address(content) == value.data_ptr()
     assert bytes(content) == bytes(raw.numpy())
-
-
-@pytest.mark.cuda
-def test_tensors_on_a_device():
-    assert bytes(plain_bytes(torch.tensor([1, 2], dtype=torch.int8, device="cuda"))) == b"\1\2"
 
 
 def test_dtypes_have_the_names_of_torch_and_are_not_quantised():
