@@ -19,7 +19,7 @@ from gfn_rb import (
     save_checkpoint,
 )
 from gfn_rb.checkpoint import Journal
-from gfn_rb.checkpoint.slots import _rows, contents_of, slot_states
+from gfn_rb.checkpoint.slots import _rows, contents_of, counts_of, slot_states
 from gfn_rb.codec.frames import decode_frame, encode_frame
 from gfn_rb.codec.primitives import LazyBuffer
 
@@ -109,7 +109,8 @@ def test_contents_of_a_journal_are_checked(tmp_path) -> None:
     lengths = {name: length for name, _, length in layout if length}
     assert lengths == {f"{each}/values": f"{each}/length" for each in ("smiles", "tokens")}
     assert {*map(len, contents)} != {len(contents[0])}  # each has its own bytes alone
-    whole = _rows(contents, layout)
+    kept = counts_of(rb, parts)["beside"]
+    whole = _rows(contents, kept, layout)
     assert bytes(whole["smiles/values"].numpy()).decode() == "".join(TEXTS[:5])
     assert whole["tokens/length"].tolist() == [1, 2, 3, 4, 5]
     wrong, at = [contents[0][:-1], contents[0] + b"0", b""], contents[0].index(b"\x08\0\0\0")
@@ -118,4 +119,4 @@ def test_contents_of_a_journal_are_checked(tmp_path) -> None:
         wrong.append(contents[0][:at] + word + contents[0][at + 4 :])
     for bad in wrong:
         with pytest.raises((ValueError, RuntimeError), match=r"bytes|length|size"):
-            _rows([bad, *contents[1:]], layout)
+            _rows([bad, *contents[1:]], kept, layout)

@@ -100,6 +100,7 @@ class Database:
         self._sums: np.ndarray = np.zeros(0, np.uint64)  # of the rows, by slot; 0 where none is
         self._total, self._is_known = 0, True  # their exclusive-or
         try:
+            # Before SQLite opens the database, which writes the log of a killed process into it.
             self._mark = self._locked_mark()
             try:
                 self._check_kind()
@@ -211,7 +212,7 @@ class Database:
         number = _MARK.unpack(mark)[0]
         if not compare_digest(mark, self._sealed_mark(number)):
             self.refuse(f"its mark {self.path}-mark is damaged, missing or another's; {_RENEWED}")
-        if number > self.number:
+        if number > self.number:  # fewer are right: commits without a sync leave the mark alone
             self.refuse(
                 f"transaction {number} was on disk, and {self.number} is the last one that is "
                 f"there; {_RENEWED}"
@@ -338,13 +339,15 @@ class Database:
             self._sums[at] = fresh
             self.n_slots, self._total, self.number = n_slots, total, number
             self._is_known, self.is_synced = True, sync
-            if sync:
+            if sync:  # after the commit: a mark of what is not on disk would refuse the journal
                 self._write_mark()
 
     def _commit(self, rows: list[Any], state: list[Any], n_slots: int, sync: bool) -> None:
         connection = self._connection
         if connection.in_transaction:  # an interrupt came between two calls
             connection.rollback()
+        # FULL syncs the log with this commit, and so all commits before it. NORMAL syncs it only
+        # before SQLite copies it into the database.
         connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
         with connection:  # which commits, or rolls back after any error
             connection.execute("BEGIN IMMEDIATE")
@@ -404,6 +407,6 @@ class Database:
     def close(self) -> None:
         """Release the files."""
         if not self._mark.closed:
-            self._connection.close()
+            self._connection.close()  # first, while nobody else may open the database
             unlock(self._mark)
             self._mark.close()

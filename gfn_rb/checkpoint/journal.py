@@ -279,7 +279,7 @@ class Journal:
         """Write all changes in one transaction."""
         self._require_open()
         rb, n = self._rb, len(self._pending)
-        slot = torch.cat([_NO_SLOT, *self._pending])
+        slot = torch.cat([_NO_SLOT, *self._pending])  # also what an earlier call could not write
         slot = slot[(slot >= 0) & (slot < rb.storage.max_size)].unique()
         n_slots = len(rb.storage)
         if rb.writer.tracks_generations and len(slot):

@@ -121,7 +121,7 @@ def restore_slots(
     if n and not layout:
         raise ValueError(f"{n} rows have no columns")
     width = sum(_nbytes(*each) for each in own)
-    rows: Any = _rows([content[width:] for content in contents[:n]], layout) if n else None
+    rows: Any = _rows(contents[:n], own, layout) if n else None
     if n and not is_flat:
         columns, rows = rows, TensorDict({}, [n])
         for name, column in columns.items():
@@ -218,23 +218,23 @@ def _cut(values: Tensor, lengths: Tensor) -> list[bytes]:
     return [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _rows(contents: Sequence[bytes], layout: Layout) -> dict[Any, Tensor]:
-    """Return the columns of rows by name."""
-    names, entries = [], []
-    for name, entry, length in layout:
-        if length is None:
-            names.append(tuple(name) if isinstance(name, list) else name)
-            entries.append(entry)
+def _rows(contents: Sequence[bytes], own: list[Entry], layout: Layout) -> dict[Any, Tensor]:
+    """Return the columns of rows by name, which follow values that are kept beside the rows."""
+    whole = [(name, entry) for name, entry, length in layout if length is None]
+    cut = [each for each in layout if each[2] is not None]
+    entries = [*own, *(entry for _, entry in whole)]
     width = sum(_nbytes(*each) for each in entries)
-    columns = _columns([content[:width] for content in contents], entries)
-    found, end = dict(zip(names, columns, strict=True)), np.full(len(contents), width)
-    for name, (dtype, shape), length in layout:
-        if length is not None:
-            start, end = end, end + found[length].long().numpy() * _nbytes(dtype, shape)
-            ends = zip(contents, start.tolist(), end.tolist(), strict=True)
-            flat = np.frombuffer(bytearray().join([row[a:b] for row, a, b in ends]), np.uint8)
-            values = torch.from_numpy(flat).view(DTYPES[dtype])
-            found[name] = values.view(int(found[length].sum()), *shape)
+    columns = _columns([row[:width] for row in contents] if cut else contents, entries)
+    found: dict[Any, Tensor] = {}
+    for (name, _), column in zip(whole, columns[len(own) :], strict=True):
+        found[tuple(name) if isinstance(name, list) else name] = column
+    end = np.full(len(contents), width)
+    for name, (dtype, shape), length in cut:
+        start, end = end, end + found[length].long().numpy() * _nbytes(dtype, shape)
+        ends = zip(contents, start.tolist(), end.tolist(), strict=True)
+        flat = np.frombuffer(bytearray().join([row[a:b] for row, a, b in ends]), np.uint8)
+        values = torch.from_numpy(flat).view(DTYPES[dtype])
+        found[name] = values.view(int(found[length].sum()), *shape)
     if end.tolist() != [*map(len, contents)]:
         raise ValueError("a row has other bytes than its lengths say")
     return found
