@@ -72,37 +72,6 @@ def test_states_without_a_decay_can_be_loaded():
     assert sampler.decay == math.inf
 
 
-def error_of(kind, seed):
-    """Mean squared error of a linear fit to a target that drifts, after each of 400 steps."""
-    generator, n, dim = torch.Generator().manual_seed(seed), 16, 32
-    target, fit = torch.randn(dim, generator=generator), torch.zeros(dim)
-    sampler = PrioritySampler(decay=5.0 if kind == "fresh" else math.inf)
-    rb = fifo_buffer(2000, sampler=sampler, batch_size=n, generator=generator)
-    errors = []
-    for version in range(400):
-        target += 0.3 * torch.randn(dim, generator=generator)
-        x = torch.randn(n, dim, generator=generator) / dim**0.5
-        y = x @ target + 0.1 * torch.randn(n, generator=generator)
-        rows = {"x": x, "y": y, "policy_version": torch.full((n,), version)}
-        rb.extend(TensorDict(rows, [n]))
-        n_replayed = 0 if kind == "on-policy" else 3
-        for batch in [rows, *(rb.sample() for _ in range(n_replayed))]:
-            residual = batch["x"] @ fit - batch["y"]
-            fit = fit - 0.2 * (batch["x"] * residual[:, None]).sum(0)
-            if batch is not rows:
-                rb.update_priority(batch["index"], residual.abs())
-        errors.append(float((fit - target).square().mean()))
-    return np.mean(errors[50:])
-
-
-@pytest.mark.slow
-def test_fresh_priorities_beat_on_policy_and_plain_ones_lose_where_the_target_drifts():
-    for seed in range(5):
-        fresh, on_policy, plain = (error_of(kind, seed) for kind in ("fresh", "on-policy", ""))
-        assert fresh < 0.8 * on_policy
-        assert on_policy < 0.5 * plain
-
-
 def learned(decay, seed, n_actions=10, n_fresh=8, n_replayed=24, n_steps=300, period=60):
     """Mean probability of the best action, which another one takes over after each period.
 
