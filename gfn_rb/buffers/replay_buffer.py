@@ -21,6 +21,7 @@ from gfn_rb.column import KeyColumn
 from gfn_rb.containers.base import Container
 from gfn_rb.errors import (
     ArgumentError,
+    CheckpointMismatchError,
     EmptyBufferError,
     GfnRbError,
     KeyMismatchError,
@@ -72,13 +73,21 @@ class DrawsAhead(ReplayBuffer):
         clear_prefetched(self)  # after the locks, which a batch that is being drawn waits for
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned. After an error the buffer is unchanged."""
-        with _replacing(self):
+        """Restore what ``state_dict`` returned. After an error the buffer is unchanged.
+
+        Raises:
+            CheckpointMismatchError: it was of a buffer of other rows, parts or capacity.
+        """
+        with _replacing(self), _fitting(self):
             super().load_state_dict(state_dict)
 
     def loads(self, path: Any) -> None:
-        """Load what ``dumps`` saved in a folder. After an error the buffer is unchanged."""
-        with _replacing(self):
+        """Load what ``dumps`` saved in a folder. After an error the buffer is unchanged.
+
+        Raises:
+            CheckpointMismatchError: it was of a buffer of other rows, parts or capacity.
+        """
+        with _replacing(self), _fitting(self):
             super().loads(path)
 
 
@@ -444,6 +453,20 @@ def _replacing(rb: ReplayBuffer, overwrites: bool = True) -> AbstractContextMana
     from gfn_rb.buffer_state import replacing  # which few programs need
 
     return replacing(rb, overwrites)
+
+
+@contextmanager
+def _fitting(rb: ReplayBuffer) -> Iterator[None]:
+    """Say of PyTorch's errors about shapes that what was saved is of another buffer."""
+    try:
+        yield
+    except GfnRbError:
+        raise
+    except RuntimeError as error:
+        capacity = getattr(rb.storage, "max_size", None)
+        raise CheckpointMismatchError(
+            f"the buffer of capacity {capacity} cannot hold what was saved: {error}"
+        ) from error
 
 
 def _rows(data: Any) -> TensorDictBase:
