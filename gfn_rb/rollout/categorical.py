@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.arguments import require_number, require_optional
+from gfn_rb.arguments import require_optional
 from gfn_rb.errors import ArgumentError, GfnRbError, NaNError
 from gfn_rb.shapes import Bool, Float, Float64, Int64, StateBatch
 
@@ -61,7 +61,8 @@ class Exploration:
     def __post_init__(self) -> None:
         require_optional("generator", self.generator, torch.Generator)
         for name in ("epsilon", "temperature", "exit_bias"):
-            require_number(name, getattr(self, name))
+            if isinstance(getattr(self, name), str):
+                raise ArgumentError(f"{name} must be a number, got {getattr(self, name)!r}")
         if not 0 <= self.epsilon <= 1:
             raise ArgumentError(f"epsilon must be in [0, 1], got {self.epsilon}")
         if not 0 < self.temperature < float("inf"):

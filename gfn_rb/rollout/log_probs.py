@@ -146,18 +146,19 @@ def decisions(
 
     In rows of the other direction it is the state after the action. P_B decides no exit.
     """
+    state, runs_backward, condition = rows.state, rows.is_backward, rows.condition
     if isinstance(rows, Trajectories):
-        decided, ends = rows.real_steps, (rows.state[:, :-1], rows.state[:, 1:])
+        decided, ends = rows.real_steps, (state[:, :-1], state[:, 1:])
     else:
         decided = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        ends = rows.state, rows.next_state
+        ends = state, rows.next_state
     if is_backward:
         decided = decided & (env.kind(rows.action) != env.exit_action)
     # A density of parameters has no value for the padding.
     at, is_decided = places(decided, may_wait=len(env.action_shape) > 0)
-    state, condition = ends[is_backward][at], rows.condition
-    if rows.is_backward is not None:
-        flip = rows.is_backward[at[0]].view(-1, *(1,) * (state.ndim - 1))
+    state = ends[is_backward][at]
+    if runs_backward is not None:
+        flip = runs_backward[at[0]].view(-1, *(1,) * (state.ndim - 1))
         state = ends[not is_backward][at].where(flip, state)
     if condition is not None:
         condition = condition[at[0]]

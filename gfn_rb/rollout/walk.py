@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,7 @@ class Walk:
         evaluate = None
         if type(self.policy).forward is StateModule.forward and not env.action_shape:
             evaluate = self.policy.evaluator()
+        is_plain = explored == Exploration(generator=explored.generator)
         steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
         row, state = np.arange(len(start)), start.detach().numpy()
         action, goes_on = row, np.ones(len(start), np.bool_)
@@ -163,7 +165,10 @@ class Walk:
                 parameters = None
                 if logits.shape != legal.shape:
                     require_entry(self.policy, keys.LOGITS, logits, legal.shape)
-            p = explored.probabilities(logits, legal)
+            if is_plain:
+                p = logits.where(legal, -torch.inf).softmax(1)
+            else:
+                p = explored.probabilities(logits, legal)
             kind = draw_on_host(p.detach().double().numpy(), u[: len(row)])
             if kind is None:
                 raise explain_no_draw(logits, legal, torch.from_numpy(state))
@@ -190,11 +195,14 @@ class Walk:
         return steps
 
     def _uniforms(self, n: int) -> Iterator[Float64[np.ndarray, "n 1"]]:
-        """Yield uniform numbers for one step more than there may be, drawn for several at once."""
+        """Return uniform numbers for one step more than there may be, drawn for several at once."""
         n_steps, generator = self.env.max_length + 1, self.exploration.generator
-        for start in range(0, n_steps, _BLOCK):
+
+        def block(start: int) -> np.ndarray:
             shape = min(_BLOCK, n_steps - start), n, 1
-            yield from torch.rand(shape, dtype=torch.float64, generator=generator).numpy()
+            return torch.rand(shape, dtype=torch.float64, generator=generator).numpy()
+
+        return chain.from_iterable(map(block, range(0, n_steps, _BLOCK)))
 
     def _log_probs(self, chances: list[Any], actions: list[np.ndarray]) -> list[Tensor]:
         """Return the log-probabilities of all actions, without parameters in one operation."""
