@@ -712,3 +712,33 @@ def test_a_kill_at_any_instant_loses_nothing_that_was_acknowledged(tmp_path):
     assert found["wrong"] == []
     assert sum(n for n, _ in found["killed"].values()) == KILLS
     assert found["batches"]["rank"] > 0
+
+
+def test_a_journal_continues_positions_that_it_holds(path):
+    rb = fifo_buffer(CAPACITY, journal=path, sync="always")
+    rb.extend(items(2, 1))
+    early = copied(path)
+    reached = rb.journal.position
+    rb.extend(items(2, 2))
+    assert rb.journal.continues(reached)
+    older = fifo_buffer(CAPACITY, journal=early).journal
+    assert older.continues(reached)
+    assert not older.continues(rb.journal.position)
+    assert not older.continues({**reached, "journal": "another"})
+    assert not older.continues(None)
+
+
+def test_emptied_slots_keep_their_generations(path):
+    def make(journal):
+        writer = RewardPrioritizedWriter(track_generations=True)
+        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), writer=writer)
+        return journaled(rb, journal, "always")
+
+    rb = make(path)
+    rb.extend(items(4, 1))
+    rb.empty()
+    rb.extend(items(2, 2))
+    again, slots = make(copied(path)), torch.arange(4)
+    stamps = rb.writer.generations_of(slots)
+    assert stamps.min() > 0
+    assert again.writer.generations_of(slots).equal(stamps)

@@ -18,7 +18,7 @@ from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.memmaps import RowMemmapStorage
 from gfn_rb.samplers import RankRewardSampler
 from gfn_rb.storages import RowTensorStorage
-from gfn_rb.writers import DiversityWriter
+from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py
 SEQUENCES = int(os.environ.get("GFN_RB_SEQUENCES", "200"))
@@ -171,3 +171,14 @@ def test_rows_without_a_group_are_refused_before_a_write(kind, group, prompt, er
         rb.extend(grouped(items([0])).set("prompt", prompt))
     assert "\n" not in str(caught.value)
     assert len(rb) == 0
+
+
+def test_the_group_without_a_row_for_longest_gives_way():
+    """Where more groups have older rows than the one whose newest row is the oldest."""
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(7),
+        writer=RewardPrioritizedWriter(group="prompt", per_group=2, evict="oldest_group"),
+    )
+    for serial, prompt in enumerate([1, 2, 3, 4, 1, 2, 3, 5]):
+        rb.extend(items([serial]).set("prompt", torch.tensor([prompt])))
+    assert sorted(rb[:]["prompt"].tolist()) == [1, 1, 2, 2, 3, 3, 5]
