@@ -61,9 +61,6 @@ class SlotJournal(AbstractContextManager[Any], Protocol):
     def record(self, slot: Tensor) -> None:
         """Note that rows, or what is kept beside them, are about to change."""
 
-    def record_empty(self) -> None:
-        """Note that the storage is being emptied."""
-
     def record_all(self) -> None:
         """Note that all there was has been replaced."""
 

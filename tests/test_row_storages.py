@@ -220,6 +220,7 @@ for kind in (LazyMemmapStorage, RowMemmapStorage):
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_no_bus_error(tmp_path):
     script = (
         f'mount -t tmpfs -o size=2m none {tmp_path} && exec {sys.executable} -c "$0" {tmp_path}'

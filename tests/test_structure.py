@@ -165,6 +165,7 @@ def test_modules_import_in_no_circle(planted: Path) -> None:
     assert circles({"a": {"b"}, "b": set()}) == []
 
 
+@pytest.mark.slow
 def test_a_name_executes_few_lines_of_the_core_alone() -> None:
     for statement, files in closures(ROOT.parent, CLOSURES).items():
         assert 50 < sum(map(n_lines, files)) <= CLOSURES[statement]

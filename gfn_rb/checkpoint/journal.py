@@ -236,11 +236,6 @@ class Journal:
             self._n_recorded += 1
             self._pending.append(slot.reshape(-1).to("cpu", torch.int64, copy=True))
 
-    def record_empty(self) -> None:
-        """Record that the storage is being emptied."""
-        # Emptying raises all generations.
-        self.record(used_slots(self._rb) if self._rb.writer.tracks_generations else _NO_SLOT)
-
     def record_all(self) -> None:
         """Record that all rows have been replaced."""
         self.record(used_slots(self._rb))

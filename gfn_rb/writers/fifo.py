@@ -17,7 +17,6 @@ from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import (
-    journal_of,
     one_write,
     record_slots,
     require_access,
@@ -269,8 +268,6 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
 
     def _empty(self, empty_write_count: bool = True) -> None:
         require_access(self._storage, self)
-        if journal := journal_of(self._storage):
-            journal.record_empty()
         super()._empty(empty_write_count)
 
     def _line_up(self) -> None:

@@ -23,7 +23,6 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.numerics.near.index import EqualRows
 from gfn_rb.shapes import Bool, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import (
-    journal_of,
     one_thread,
     one_write,
     record_slots,
@@ -612,8 +611,6 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def _empty(self, empty_write_count: bool = True) -> None:
         require_access(self._storage, self)
-        if journal := journal_of(self._storage):
-            journal.record_empty()
         self._order.empty(self._storage, empty_write_count)
         if empty_write_count:
             self.rejected = dict.fromkeys(_REASONS, 0)

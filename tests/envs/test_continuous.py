@@ -73,6 +73,7 @@ class TestManywell(ContinuousEnvConformance):
         return Manywell(ndim=4, n_steps=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "low", "high"),
     [

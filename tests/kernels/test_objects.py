@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from gfn_rb.kernels.objects import Objects
@@ -90,6 +91,7 @@ print(test_order.run(4, 300, 10, 300, np.array([0.0, 1.5])))
 """
 
 
+@pytest.mark.slow
 def test_the_loops_give_the_same_compiled_and_interpreted() -> None:
     compiled, interpreted = (
         subprocess.run(

@@ -30,6 +30,11 @@ def check(order: Order, plain: SortedOrder) -> None:
     assert order.first(n).tolist() == slots
     assert order.first(n // 2).tolist() == slots[: n // 2]
     assert order.select(np.arange(n)[::-1]).tolist() == slots[::-1]
+    held = np.array([plain.rows[slot][0] for slot in slots])
+    found, first, end = order.select_tied(np.arange(n))
+    assert found.tolist() == slots
+    assert first.tolist() == held.searchsorted(held, "left").tolist()
+    assert end.tolist() == held.searchsorted(held, "right").tolist()
     for slot in range(len(order.key)):
         assert (order.key[slot], order.tie[slot]) == plain.rows.get(slot, (np.inf, LAST_TIE))
 
@@ -76,7 +81,8 @@ def test_an_order_is_that_of_sorted(seed: int, capacity: int, most: int, keys: l
 
 def test_blocks_split_run_out_and_run_empty() -> None:
     for seed, most in enumerate((3, 40, 3000)):
-        run(seed, 3000, 60, most, np.random.default_rng(0).normal(size=3000))
+        for n_keys in (3000, 60):
+            run(seed, 3000, 60, most, np.random.default_rng(0).normal(size=n_keys))
 
 
 def test_rows_that_come_in_ascending_and_descending_order() -> None:

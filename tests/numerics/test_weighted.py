@@ -229,6 +229,7 @@ def test_draws_at_the_ends_of_a_node_have_weight(monkeypatch, uniform):
             assert before + (log_weight[row].double() - tree.log_total).exp() >= uniform - 1e-12
 
 
+@pytest.mark.slow
 def test_loops_give_the_same_compiled_and_interpreted(tmp_path):
     results = []
     for interpreted in ("0", "1"):

@@ -190,6 +190,7 @@ def write_and_learn(rb, first, barrier, late):
     late.put(rb.sampler.n_late)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("writer", "shared_init"),
     [

@@ -217,6 +217,7 @@ for words in {lines!r}:
 """
 
 
+@pytest.mark.slow
 def test_words_are_parsed_without_torch(tmp_path):
     """What it imports is seen: a command that needs torch has it."""
     lines = [*HELP, "--version", *REFUSED, "train tfbind8 --patience 5"]

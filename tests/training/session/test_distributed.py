@@ -94,6 +94,7 @@ def test_no_rank_may_have_gone_further_than_it_is_to_go(tmp_path):
         check_steps(RunFolder(tmp_path), 6)
 
 
+@pytest.mark.slow
 def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     words = [*TRAIN, "--managers", "1", "--feed", "top", "--out", str(tmp_path / "run")]
     assert main(words) == 0
