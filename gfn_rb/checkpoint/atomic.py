@@ -69,11 +69,11 @@ def _mode_to_keep(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(mode):
-        raise CheckpointError(f"path must name a file, got the {kind_of(mode)} {path}")
+        raise CheckpointError(f"path must name a file, got the {file_kind(mode)} {path}")
     return stat.S_IMODE(mode)
 
 
-def kind_of(mode: int) -> str:
+def file_kind(mode: int) -> str:
     """Return the kind of a file that is not a regular one, in a word, from its mode."""
     kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
     return kinds.get(stat.S_IFMT(mode), "device")

@@ -40,7 +40,7 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def stored_rows(storage: Storage) -> Any:
+def rows_in_use(storage: Storage) -> Any:
     """Return the rows in use, as a view on the storage; None before the first was written."""
     if not storage.initialized:
         return None
@@ -137,7 +137,7 @@ def snapshot_of(rb: ReplayBuffer) -> Iterator[tuple[list[State], list[Any]]]:
         states = [_state(each, queue) for each, queue in zip(rbs, queues, strict=True)]
         yield (
             states,
-            [None if members_of(each) else stored_rows(each.storage) for each in rbs],
+            [None if members_of(each) else rows_in_use(each.storage) for each in rbs],
         )
 
 

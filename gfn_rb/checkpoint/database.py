@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from xxhash import xxh3_64_digest
 
-from gfn_rb.checkpoint.atomic import kind_of, sync_folder, try_lock, unlock
+from gfn_rb.checkpoint.atomic import file_kind, sync_folder, try_lock, unlock
 from gfn_rb.codec.layout import MAGIC
 from gfn_rb.codec.primitives import SUM_NBYTES, Secret, from_text, one_line, opened, to_text
 from gfn_rb.errors import (
@@ -131,7 +131,7 @@ class Database:
             return
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(
-                f"journal must name a file, got the {kind_of(status.st_mode)} {self.path}"
+                f"journal must name a file, got the {file_kind(status.st_mode)} {self.path}"
             )
         with self._file.open("rb") as stream:  # before SQLite locks it: closing would unlock it
             head = stream.read(len(_SQLITE))

@@ -31,7 +31,7 @@ from gfn_rb.storages import EncodedStorage
 
 Entry = list[Any]  # the dtype of a column, and its shape in a row
 # Of each column of rows its name, its entry, and the column that has its lengths if they differ.
-Layout = list[Any]
+RowForm = list[Any]
 
 
 def slot_states(rb: Any) -> list[SlotState]:
@@ -76,7 +76,7 @@ def counts_of(rb: ReplayBuffer, parts: list[SlotState]) -> dict[str, Any]:
 
 def contents_of(
     rb: ReplayBuffer, parts: list[SlotState], slot: Int64[Tensor, "m"]
-) -> tuple[list[bytes], Layout]:
+) -> tuple[list[bytes], RowForm]:
     """Return the contents of slots, in ascending order, and the layout of their rows."""
     storage, beside = rb.storage, _beside(rb, parts)
     rows, beyond = slot.split([n := int((slot < len(storage)).sum()), len(slot) - n])
@@ -218,7 +218,7 @@ def _cut(values: Tensor, lengths: Tensor) -> list[bytes]:
     return [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _rows(contents: Sequence[bytes], own: list[Entry], layout: Layout) -> dict[Any, Tensor]:
+def _rows(contents: Sequence[bytes], own: list[Entry], layout: RowForm) -> dict[Any, Tensor]:
     """Return the columns of rows by name, which follow values that are kept beside the rows."""
     whole = [(name, entry) for name, entry, length in layout if length is None]
     cut = [each for each in layout if each[2] is not None]

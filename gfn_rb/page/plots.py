@@ -52,7 +52,7 @@ _CURVES = {
 _DASHES = "solid", "dashed", "dotted", "dotdash", "dashdot"
 
 
-class Part(NamedTuple):
+class Section(NamedTuple):
     """A part of a page: a Bokeh model, or None where there is nothing to show, and a text."""
 
     name: str
@@ -61,7 +61,7 @@ class Part(NamedTuple):
     model: Any = None
 
 
-def plot_objects(content: BufferContent) -> tuple[list[Part], list[models.CustomJS]]:
+def plot_objects(content: BufferContent) -> tuple[list[Section], list[models.CustomJS]]:
     """Return map, ages and table of rows, which share a selection, and scripts to start with."""
     columns, row = content.columns, content.row.numpy()
     points: dict[str, Any] = {"words": content.words}
@@ -104,14 +104,14 @@ def plot_objects(content: BufferContent) -> tuple[list[Part], list[models.Custom
         if "reward" in points:
             places.add_layout(models.ColorBar(color_mapper=scale, width=10), "right")
         text = f"Rows with similar features are near each other. Colour is log R in nats. {_SELECT}"
-        parts.append(Part("map", "Map of objects", text, places))
+        parts.append(Section("map", "Map of objects", text, places))
     if "reward" not in points:
-        parts.append(Part("", "", "No rewards recorded: rows have no log_reward."))
+        parts.append(Section("", "", "No rewards recorded: rows have no log_reward."))
     elif "age" not in points:
-        parts.append(Part("", "", "No ages recorded: rows have no policy_version."))
+        parts.append(Section("", "", "No ages recorded: rows have no policy_version."))
     else:
         ages, text = scatter("age", "reward", _AGE, _LOG_R), f"Rows at the right are old. {_SELECT}"
-        parts.append(Part("ages", "Age and reward", text, ages))
+        parts.append(Section("ages", "Age and reward", text, ages))
     table = models.DataTable(
         source=listing, columns=[_column(name, content.words) for name in listed],
         index_position=None, height=380, sizing_mode="stretch_width", autosize_mode="none",
@@ -119,15 +119,15 @@ def plot_objects(content: BufferContent) -> tuple[list[Part], list[models.Custom
     )  # fmt: skip
     start = _script("start", plots=[part.model for part in parts if part.model], table=table)
     text = f"Batches are those of 1,000, of {content.batch_size:,} rows each, that contain the row."
-    parts.append(Part("table", "Objects", f"A click on a heading sorts. {text}", table))
+    parts.append(Section("table", "Objects", f"A click on a heading sorts. {text}", table))
     return parts, [start, fill]
 
 
-def plot_draws(content: BufferContent) -> Iterator[Part]:
+def plot_draws(content: BufferContent) -> Iterator[Section]:
     """Yield the rewards of kept and of drawn rows, and how draws concentrate on few rows."""
     columns = content.columns
     if columns.log_prob is None:
-        yield Part("", "", "No draws: the sampler cannot tell probabilities.")
+        yield Section("", "", "No draws: the sampler cannot tell probabilities.")
         return
     share = columns.log_prob.exp().numpy()
     if columns.log_reward is not None and (finite := np.isfinite(columns.log_reward.numpy())).any():
@@ -142,7 +142,7 @@ def plot_draws(content: BufferContent) -> Iterator[Part]:
             plot.varea(x, 0 * y, y, fill_color=color, fill_alpha=0.25)
             plot.line(x, y, color=color, line_width=2, legend_label=name)
         plot.yaxis.formatter = models.NumeralTickFormatter(format="0.[0]%")
-        yield Part("rewards", "Rewards of kept and drawn rows", (
+        yield Section("rewards", "Rewards of kept and drawn rows", (
             "Draws that favour high rewards move the blue curve to the right. The first bar "
             "includes the lowest 0.5% of rows."), _with_legend(plot))  # fmt: skip
     n = np.unique(np.geomspace(1, len(share), _N_POINTS).round().astype(int))
@@ -154,13 +154,13 @@ def plot_draws(content: BufferContent) -> Iterator[Part]:
         plot.line(n, y, color=color, line_dash=dash, line_width=2.5, legend_label=name)
     plot.yaxis.formatter = models.NumeralTickFormatter(format="0%")
     plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
-    yield Part("shares", "Concentration of draws", (
+    yield Section("shares", "Concentration of draws", (
         "Where the curve is high at the left, few rows get most draws. The effective number of "
         "rows drawn is 1 / sum p², where p is the probability of a row."),
         _with_legend(plot))  # fmt: skip
 
 
-def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Part]:
+def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Section]:
     """Yield what was measured over reward calls, with a colour for each configuration."""
     several = any(len(runs) > 1 for runs in curves.values())
     spread = " Lines are means over runs, bands their range." if several else ""
@@ -187,7 +187,7 @@ def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[P
             label = f"{label}: {y[-1]:,.4g}"
             plot.line(x, y, color=color, line_dash=dash, line_width=2.5, legend_label=label)
         plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
-        yield Part(name, title, text + spread, _with_legend(plot))
+        yield Section(name, title, text + spread, _with_legend(plot))
 
 
 def _measured(run: Mapping[str, Any], key: str) -> tuple[np.ndarray, np.ndarray]:

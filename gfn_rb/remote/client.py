@@ -29,9 +29,9 @@ from gfn_rb.remote.messages import (
     SentBatch,
     SentShare,
     WorkerStatistics,
+    as_line,
     is_finite,
     is_number,
-    one_line,
     outcomes_in,
     remote_error,
     scores_in,
@@ -418,5 +418,5 @@ def answer_of(rank: int) -> Iterator[None]:
 
 
 def _nonsense(rank: int, error: Exception) -> RemoteError:
-    why = one_line(f"{type(error).__name__}: {error}")
+    why = as_line(f"{type(error).__name__}: {error}")
     return RemoteError(rank, f"its answer makes no sense: {why}")

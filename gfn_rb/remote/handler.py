@@ -30,12 +30,12 @@ from gfn_rb.remote.messages import (
     Kind,
     ScoreFunction,
     SenderStatistics,
+    as_line,
     describe_error,
     is_number,
-    one_line,
     pack,
 )
-from gfn_rb.remote.ranks import Membership, State
+from gfn_rb.remote.ranks import Membership, RankState
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope, SendHandle
 from gfn_rb.writers.rows import select_rows, shallow_copy
@@ -127,12 +127,12 @@ class MessageHandler:
         except Exception as error:
             self._refuse(frame or ReceivedFrame(source, tag, 0, {}, None, nbytes, None), error)
 
-    def _lose(self, rank: int, why: str, state: State = "lost") -> None:
+    def _lose(self, rank: int, why: str, state: RankState = "lost") -> None:
         """Continue without a worker; ignored for other ranks and one that has left already."""
         if self._workers.leave(rank, state, why):
             n, left = len(self._workers), len(self._workers.present)
             left_over = f"going on with {left} of {n} workers"
-            self._warn(rank, why, f"worker {rank} is lost: {one_line(why)}; {left_over}")
+            self._warn(rank, why, f"worker {rank} is lost: {as_line(why)}; {left_over}")
 
     # Questions of any rank.
 
@@ -256,7 +256,7 @@ class MessageHandler:
                 index.refresh()
                 index.sent[index.number[slots.numpy()], sender] = True
             except Exception as error:  # rows that are stored are not refused
-                log.warning("rows were stored, and cannot be fed yet: %s", one_line(repr(error)))
+                log.warning("rows were stored, and cannot be fed yet: %s", as_line(repr(error)))
         return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
@@ -313,7 +313,7 @@ class MessageHandler:
         reason = f"{type(why).__name__}: {why}"
         # Of a frame that cannot be read, nothing but the tag tells its subject.
         where = "" if frame.error is None else f" on tag {frame.tag}"
-        line = f"{outcome} what rank {frame.source} sent{where}: {one_line(what + reason)}"
+        line = f"{outcome} what rank {frame.source} sent{where}: {as_line(what + reason)}"
         self._warn(frame.source, f"{outcome} {type(why).__name__}", line)
 
     def _warn(self, rank: int, why: str, line: str) -> None:

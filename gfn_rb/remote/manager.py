@@ -30,7 +30,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, check_rows
 from gfn_rb.remote.handler import MessageHandler
-from gfn_rb.remote.messages import Kind, ScoreFunction, SenderStatistics, one_line
+from gfn_rb.remote.messages import Kind, ScoreFunction, SenderStatistics, as_line
 from gfn_rb.remote.ranks import Membership, check_roles
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.reward import RewardPrioritizedWriter
@@ -200,7 +200,7 @@ class ReplayBufferManager(MessageHandler):
             try:
                 self.save()
             except Exception as error:  # the next may succeed, as when a disk was full
-                why = one_line(f"{type(error).__name__}: {error}")
+                why = as_line(f"{type(error).__name__}: {error}")
                 log.warning("%s: could not save, going on: %s", self._name, why)
         return envelope is not None
 

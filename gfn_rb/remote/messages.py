@@ -168,7 +168,7 @@ def is_number(value: Any) -> TypeGuard[int]:
     return type(value) is int and abs(value) < 1 << 63
 
 
-def one_line(text: str) -> str:
+def as_line(text: str) -> str:
     """Return a text in one line, of at most 500 characters."""
     return " ".join(text.split())[:500]
 

@@ -21,7 +21,7 @@ from gfn_rb.remote.feeding import MAX_QUOTA, POLICIES, ObjectIndex, look_up
 from gfn_rb.remote.ranks import batches_of
 from gfn_rb.writers.rows import select_rows, shallow_copy
 
-Payload = Literal["items", "terminating"]
+SentRows = Literal["items", "terminating"]
 
 _REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
 

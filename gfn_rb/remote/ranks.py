@@ -122,7 +122,7 @@ def check_roles(
 
 # It has not sent anything yet, has sent something, said that it leaves, died or fell silent, or
 # speaks another version.
-State = Literal["expected", "active", "gone", "lost", "refused"]
+RankState = Literal["expected", "active", "gone", "lost", "refused"]
 _PRESENT = ("expected", "active")
 
 
@@ -130,7 +130,7 @@ _PRESENT = ("expected", "active")
 class Member:
     """State of a rank, why it left ("" while present), and the time of its last message."""
 
-    state: State = "expected"
+    state: RankState = "expected"
     why: str = ""
     last_seen: float = 0.0
 
@@ -166,14 +166,14 @@ class Membership(dict[int, Member]):
         member.last_seen, self._seen[rank] = time.time(), self._clock()
         return was_lost
 
-    def leave(self, rank: int, state: State = "gone", why: str = "") -> bool:
+    def leave(self, rank: int, state: RankState = "gone", why: str = "") -> bool:
         """Record that a rank has left, and return whether it had been present."""
         was_present = rank in self.present
         if was_present:
             self._set(rank, state, why)
         return was_present
 
-    def _set(self, rank: int, state: State, why: str) -> None:
+    def _set(self, rank: int, state: RankState, why: str) -> None:
         self[rank].state, self[rank].why = state, why
         self.present = [rank for rank, each in self.items() if each.state in _PRESENT]
 

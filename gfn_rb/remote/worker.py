@@ -27,7 +27,7 @@ from gfn_rb.remote.feeding import ObjectIndex, look_up
 from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
 from gfn_rb.remote.options import (
     BaselineFilter,
-    Payload,
+    SentRows,
     Subscription,
     join_batches,
     require_fit,
@@ -105,7 +105,7 @@ class ReplayBufferWorker(ManagerClient):
         mode: Mode = "awaited",
         in_flight: int = 8,
         frequency: int = 1,
-        payload: Payload = "items",
+        payload: SentRows = "items",
         filter: BaselineFilter | None = None,
         subscription: Subscription | None = None,
         keep: Sequence[str] = (),
@@ -123,7 +123,7 @@ class ReplayBufferWorker(ManagerClient):
         if transport.rank in managers:
             raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
         require_choice("mode", mode, get_args(Mode))
-        require_choice("payload", payload, get_args(Payload))
+        require_choice("payload", payload, get_args(SentRows))
         require_choice("on_error", on_error, ("raise", "log"))
         form = compact or compact_rows_of(buffer)
         super().__init__(transport, managers, timeout, ShutdownBudget(stopped), form)

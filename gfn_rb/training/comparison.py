@@ -13,7 +13,7 @@ import numpy as np
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.shapes import Float64
 from gfn_rb.training.config import flat
-from gfn_rb.training.rules import nearest
+from gfn_rb.training.rules import suggestion
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import printable, read_json, read_metrics
 
@@ -137,7 +137,7 @@ def compare_runs(
                 measured = [*filter(run.has, run.columns)]
                 raise ArgumentError(
                     f"metrics must be among {', '.join(measured)}, which {run.path} measured, got "
-                    f"{metric!r}{nearest(metric, measured)}"
+                    f"{metric!r}{suggestion(metric, measured)}"
                 )
     usual = [
         metric

@@ -75,11 +75,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 def check_name(name: str, value: Any, known: Collection[str]) -> None:
     """Check that a value is among known names; the error tells which one is near."""
     if not isinstance(value, str) or value not in known:
-        hint = nearest(value, known)
+        hint = suggestion(value, known)
         raise ArgumentError(f"{name} must be one of {', '.join(known)}, got {value!r:.80}{hint}")
 
 
-def nearest(value: Any, known: Collection[str]) -> str:
+def suggestion(value: Any, known: Collection[str]) -> str:
     """Return the end of a message: the known name that is most like a wrong one, if any is."""
     plain = {name.lower().replace("-", "_"): name for name in known}
     near = get_close_matches(str(value)[:80].lower().replace("-", "_"), plain, 1)

@@ -17,7 +17,7 @@ _TOLD_BY_MPI = (
 # Where Slurm's job ids lead, as in Lightning: below the ports that systems give out by themselves.
 _FIRST_PORT, _PORTS, _PORTS_BETWEEN_STEPS = 15_000, 10_000, 101
 
-Environment = Mapping[str, str]
+Variables = Mapping[str, str]
 
 
 class Launch(NamedTuple):
@@ -40,7 +40,7 @@ class Launch(NamedTuple):
     restarts: int = 0
 
 
-def launched(environment: Environment | None = None) -> Launch | None:
+def launched(environment: Variables | None = None) -> Launch | None:
     """Return which process of how many this is, None if it is alone.
 
     Of nested launchers the innermost with more than one process counts: torchrun, MPI, one that
@@ -56,7 +56,7 @@ def launched(environment: Environment | None = None) -> Launch | None:
     return next((each for each in told if each.size > 1), None)
 
 
-def is_fault_tolerant(environment: Environment | None = None) -> bool:
+def is_fault_tolerant(environment: Variables | None = None) -> bool:
     """Return whether other processes survive one's death (``mpiexec --with-ft ulfm``)."""
     known = os.environ if environment is None else environment
     return known.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true", "yes")
@@ -83,7 +83,7 @@ def end_process(code: int) -> None:
 # Launchers.
 
 
-def _torchrun(known: Environment) -> Launch | None:
+def _torchrun(known: Variables) -> Launch | None:
     rank, size = _number(known, "RANK"), _number(known, "WORLD_SIZE")
     if "TORCHELASTIC_RUN_ID" not in known or rank is None or size is None:
         return None
@@ -94,7 +94,7 @@ def _torchrun(known: Environment) -> Launch | None:
     return Launch(rank, size, "gloo", command, _env_url(known), restarts)
 
 
-def _mpi(known: Environment) -> Launch | None:
+def _mpi(known: Variables) -> Launch | None:
     step = _srun(known)
     for size_name, rank_name in _TOLD_BY_MPI:
         size, rank = _number(known, size_name), _number(known, rank_name)
@@ -110,14 +110,14 @@ def _mpi(known: Environment) -> Launch | None:
     return None
 
 
-def _env(known: Environment) -> Launch | None:
+def _env(known: Variables) -> Launch | None:
     rank, size = _number(known, "RANK"), _number(known, "WORLD_SIZE")
     if rank is None or size is None:
         return None
     return Launch(rank, size, "gloo", f"{size} processes of gfn-rb", _env_url(known))
 
 
-def _srun(known: Environment) -> Launch | None:
+def _srun(known: Variables) -> Launch | None:
     if "SLURM_STEP_ID" not in known:
         return None
     # A step may have fewer tasks than its job; and a job that was submitted from within another
@@ -132,11 +132,11 @@ def _srun(known: Environment) -> Launch | None:
 # Where processes find each other.
 
 
-def _env_url(known: Environment) -> str | None:
+def _env_url(known: Variables) -> str | None:
     return "env://" if known.get("MASTER_ADDR") and known.get("MASTER_PORT") else None
 
 
-def _slurm_url(known: Environment) -> str | None:
+def _slurm_url(known: Variables) -> str | None:
     hosts = known.get("SLURM_STEP_NODELIST") or known.get("SLURM_JOB_NODELIST", "")
     host = known.get("MASTER_ADDR") or first_host(hosts)
     job, step = _number(known, "SLURM_JOB_ID"), _number(known, "SLURM_STEP_ID")
@@ -157,6 +157,6 @@ def first_host(hosts: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group() if first else "")
 
 
-def _number(known: Environment, name: str) -> int | None:
+def _number(known: Variables, name: str) -> int | None:
     text = known.get(name, "")
     return int(text) if text.isdigit() else None

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import BaselineFilter, ManagerQueries, ReplayBufferWorker, Reply
-from gfn_rb.remote.options import Payload
+from gfn_rb.remote.options import SentRows
 from gfn_rb.remote.worker import Mode
 from gfn_rb.torchrl_compat import default_store
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
@@ -40,7 +40,7 @@ class SharedWorker(ReplayBufferWorker):
         inbox: list[Reply],
         mode: Mode,
         filter: BaselineFilter | None,
-        payload: Payload,
+        payload: SentRows,
     ) -> None:
         """Send rows of one buffer; replies to them arrive in ``inbox``, oldest first.
 

@@ -142,7 +142,7 @@ def draw_from_target(
 
 N_TEST = 1000  # test states where an environment sets none
 
-Columns = dict[str, float]
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ class Samples:
             self.env, self.n, conditions=self._conditions(self.n), generator=self.generator
         )
 
-    def elbo(self) -> Columns:
+    def elbo(self) -> Metrics:
         """Return the evidence lower bound, and the importance estimate of log Z."""
         weight = log_weights(self.pf, self.pb, self.env, self.fresh)
         return {"elbo": float(weight.mean()), "log_z_importance": float(log_mean_exp(weight))}
 
-    def eubo(self) -> Columns:
+    def eubo(self) -> Metrics:
         """Return the evidence upper bound, by exact draws from the target."""
         assert isinstance(self.env, EnumerableEnv)
         at, generator = self.condition, self.generator
@@ -179,14 +179,14 @@ class Samples:
         )
         return {"eubo": float(log_weights(self.pf, self.pb, self.env, back).mean())}
 
-    def accuracy(self) -> Columns:
+    def accuracy(self) -> Metrics:
         """Return the accuracy of the mean score."""
         score = self.env.score(self.fresh.terminating_states, self.fresh.log_reward)
         expected = self.env.expected_score
         assert expected is not None
         return {"accuracy": accuracy(score, expected)}
 
-    def correlation(self) -> Columns:
+    def correlation(self) -> Metrics:
         """Return the correlations of estimated log P(x) with log R(x) on the test states."""
         x = self.env.test_states()
         if x is None:  # 1,000 of all states, evenly chosen
@@ -213,7 +213,7 @@ class Metric(NamedTuple):
     """A metric that is asked for by name."""
 
     columns: tuple[str, ...]
-    measure: Callable[[Samples], Columns]
+    measure: Callable[[Samples], Metrics]
     answers: Callable[[GFNEnv], bool]
     needs: str
 
@@ -306,10 +306,10 @@ class Evaluation:
         sampled = [metric for metric in self._metrics if not known.keys() >= {*metric.columns}]
         if sampled:
             self._generator.manual_seed((self._seed + step) % 2**63)
-            rows: list[Columns] = []
+            rows: list[Metrics] = []
             for condition in self._conditions:
                 samples: Samples = self._draw(condition)
-                row: Columns = {}
+                row: Metrics = {}
                 for metric in sampled:
                     row |= metric.measure(samples)
                 rows.append(row)
