@@ -742,3 +742,17 @@ def test_emptied_slots_keep_their_generations(path):
     stamps = rb.writer.generations_of(slots)
     assert stamps.min() > 0
     assert again.writer.generations_of(slots).equal(stamps)
+
+
+def test_the_first_mark_is_on_disk_before_the_first_transaction(path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def noted(file):
+        name = os.readlink(f"/proc/self/fd/{file}").removeprefix(str(path))
+        log = Path(f"{path}-wal")
+        synced.append((name, log.exists() and log.stat().st_size))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    fifo_buffer(CAPACITY, journal=path)
+    assert synced[0] == ("-mark", 0)  # transactions go to the log

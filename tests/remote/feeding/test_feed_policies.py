@@ -7,6 +7,7 @@ from remote.remote_runs import objects, transitions
 from statistics_of_draws import chi_square_p
 
 from gfn_rb import fifo_buffer
+from gfn_rb.containers.objects import objects_in
 from gfn_rb.remote.feeding import Feeder, Subscriber
 
 
@@ -84,6 +85,17 @@ def test_only_changed_rows_are_ranked_again(monkeypatch):
         feeder.next_for(1)
         rb.extend(objects(range(1000 + 5 * i, 1005 + 5 * i)))
     assert ranked == [1000, 5, 5]
+
+
+def test_what_a_worker_sends_after_it_was_ranked_is_not_given_to_it():
+    rb = fifo_buffer(8)
+    rb.extend(objects(range(4), [3.0, 2.0, 1.0, 0.0]))
+    feeder = Feeder(rb, 2)
+    feeder.subscribe(1, {"quota": 1, "policy": "top"})
+    assert feeder.next_for(1)["state"][:, 0].tolist() == [0]
+    index = feeder.index
+    index.sent[index.find(objects_in(objects([1]))), 1] = True
+    assert feeder.next_for(1, 4)["state"][:, 0].tolist() == [2, 3]
 
 
 def test_diverse_choices_are_far_apart():
