@@ -118,7 +118,8 @@ def plot_objects(content: BufferContent) -> tuple[list[Section], list[models.Cus
         reorderable=False, stylesheets=[models.InlineStyleSheet(css=_STYLE)],
     )  # fmt: skip
     start = _script("start", plots=[part.model for part in parts if part.model], table=table)
-    text = f"Batches are those of 1,000, of {content.batch_size:,} rows each, that contain the row."
+    n = content.batch_size
+    text = f"The last column tells how many of 1,000 batches of {n:,} rows contain the object."
     parts.append(Section("table", "Objects", f"A click on a heading sorts. {text}", table))
     return parts, [start, fill]
 
