@@ -31,7 +31,7 @@ def test_where_no_shape_is_named_types_are_checked():
 
 
 def test_what_is_returned_is_checked(monkeypatch):
-    monkeypatch.setattr(order, "_first", lambda m, blocks: np.zeros(m))  # not of int64
+    monkeypatch.setattr(order, "_first", lambda m, is_passed, blocks: np.zeros(m))  # not of int64
     with pytest.raises(jaxtyping.TypeCheckError, match="first"):
         order.Order(8).first(0)
     some = order.Order(8)

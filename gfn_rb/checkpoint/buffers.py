@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor, is_tensor_collection
+from tensordict import TensorDictBase, is_leaf_nontensor, is_tensor_collection
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
@@ -97,7 +97,7 @@ def _restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     compat.bump_mutation_revision(storage)
 
 
-def _columns(rows: Any) -> dict[NestedKey, Tensor]:
+def _columns(rows: Any) -> dict[Any, Tensor]:
     """Return the columns of rows by name. Rows that are a tensor are one column without a name."""
     if not isinstance(rows, TensorDictBase):
         return {(): rows}

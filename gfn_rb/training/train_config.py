@@ -337,9 +337,7 @@ class TrainConfig(options.GeneralOptions):
         rest = dict(values)
         if (version := rest.pop("format", 1)) != FORMAT:
             raise ArgumentError(f"format of a configuration must be {FORMAT}, got {version!r}")
-        config = _made(find_config(rest.pop("env", None)), rest)
-        rules.check_options(config)
-        return config
+        return _made(find_config(rest.pop("env", None)), rest)
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -370,6 +368,7 @@ def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
         if (groups := rules.groups_of(hints[name])) and isinstance(value, dict):
             made[name] = _made(group_named(name, groups, value.get("kind")), value, name)
         else:
+            rules.check_value(rules.option_name(kind, name, group), value, hints[name])
             made[name] = value
     return kind(**made)
 
