@@ -31,7 +31,7 @@ def test_the_page_of_a_run_shows_its_buffer_and_its_curves(folder, caplog) -> No
     text = text_of(path)
     assert "hypergrid after 48 reward calls best object (" in text
     assert re.search(r"rows 24 modes in the buffer \d of 4", text)
-    assert "of 1,000, of 8 rows each" in text  # those that were replayed
+    assert "of 1,000 batches of 8 rows" in text  # those that were replayed
     for part in ("Map of objects", "Age and reward", "Loss", "Modes found", "Age of drawn rows"):
         assert part in text
     assert caplog.messages == []
