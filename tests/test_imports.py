@@ -166,6 +166,7 @@ def test_what_is_not_described_would_be_seen() -> None:
     assert undescribed(planted) == ["absent", "plain", "told.each"]
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_declared(tmp_path: Path) -> None:
     assert undeclared(MODULES) == []
     (tmp_path / "a.py").write_text("import torch, RNA\ndef f():\n    from psutil import Process")

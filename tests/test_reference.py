@@ -31,6 +31,7 @@ def test_every_page_is_in_the_menu() -> None:
     assert [page for page in map(str, pages) if f": {page}\n" not in menu] == []
 
 
+@pytest.mark.slow
 def test_a_page_begins_with_a_table_of_names() -> None:
     hooks = pytest.importorskip("tools.docs_hooks", reason="mkdocs is not installed")
     page = hooks.reference("gfn_rb.buffers")

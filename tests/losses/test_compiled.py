@@ -84,6 +84,7 @@ def assert_compiles(*names):
     assert [*found] == [*names]
 
 
+@pytest.mark.slow
 def test_a_compiled_loss_is_one_graph():
     assert_compiles("tb")
 
