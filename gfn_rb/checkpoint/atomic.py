@@ -22,17 +22,17 @@ except ModuleNotFoundError as error:
         "not here"
     ) from error
 
-_TEMPORARY = re.compile(r"\.gfnrb-[0-9a-f]{16}\.tmp")
+_LONGEST = 200  # bytes of a name that its temporary file repeats
 
 
 @contextmanager
 def published(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write, which replaces ``path`` once it is complete and on disk.
 
-    It is written as ``.gfnrb-<16 hex digits>.tmp`` in the same folder, synced and renamed in one
+    It is written as ``.NAME.<16 hex digits>.tmp`` in the same folder, synced and renamed in one
     step, and then the folder is synced. It has the mode of the file that it replaces. A kill at any
-    time leaves the old or the new file, and at most one temporary file, which the next call in this
-    folder removes. The temporary file of a living process is locked, and is not removed.
+    time leaves the old or the new file, and at most one temporary file, which the next call
+    removes. The temporary file of a living process is locked, and is not removed.
     """
     mode = _mode_to_keep(path)
     temporary, stream = _created(path)
@@ -80,12 +80,17 @@ def file_kind(mode: int) -> str:
 
 
 def _temporary_name(path: Path) -> Path:
-    return path.with_name(f".gfnrb-{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{_stem(path)}.{secrets.token_hex(8)}.tmp")
+
+
+def _stem(path: Path) -> str:
+    return os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")
 
 
 def _created(path: Path) -> tuple[Path, BinaryIO]:
     """Return a temporary file, open and locked, after removing abandoned ones."""
-    remove_abandoned(path.parent)
+    # Of this target alone: other processes write theirs, and those of links are not locked.
+    remove_abandoned(path.parent, _stem(path))
     while True:
         temporary = _temporary_name(path)
         stream = temporary.open("x+b")
@@ -112,10 +117,12 @@ def unlock(stream: BinaryIO) -> None:
         fcntl.flock(stream, fcntl.LOCK_UN)
 
 
-def remove_abandoned(folder: Path) -> None:
+def remove_abandoned(folder: Path, stem: str | None = None) -> None:
     """Remove the temporary files that killed processes have left in a folder."""
+    of = ".+" if stem is None else re.escape(stem)
+    pattern = re.compile(rf"\.{of}\.[0-9a-f]{{16}}\.tmp")
     for name in os.listdir(folder):
-        if _TEMPORARY.fullmatch(name):
+        if pattern.fullmatch(name):
             # None of a living process, and on file systems without locks none at all.
             with suppress(OSError), open(folder / name, "r+b") as stream:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

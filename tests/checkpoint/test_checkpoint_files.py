@@ -23,7 +23,7 @@ from gfn_rb.checkpoint import (
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.errors import CheckpointError
 
-LEFTOVER = ".gfnrb-0123456789abcdef.tmp"
+LEFTOVER = ".run.ckpt.0123456789abcdef.tmp"
 
 
 @pytest.fixture
@@ -93,10 +93,12 @@ def test_an_interrupted_save_leaves_the_old_file_and_no_other(path, monkeypatch)
 
 def test_leftovers_of_killed_saves_are_removed_and_nothing_else(path):
     others = {
-        ".gfnrb-0123456789abcde.tmp",
-        ".gfnrb-0123456789abcdef.tmp2",
-        "gfnrb-0123456789abcdef.tmp",
-        ".other-0123456789abcdef.tmp",
+        ".run.ckpt.0123456789abcde.tmp",
+        ".run.ckpt.0123456789abcdef.tmp2",
+        ".run.ckpt.old.0123456789abcdef.tmp",
+        ".other.0123456789abcdef.tmp",
+        "run.ckpt.0123456789abcdef.tmp",
+        ".runxckpt.0123456789abcdef.tmp",
     }
     for name in {LEFTOVER, *others}:
         (path.parent / name).touch()
@@ -135,6 +137,17 @@ def test_links_are_followed_and_the_umask_decides_who_may_read(path):
     path.chmod(0o600)
     save_state(path, {"k": 2})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600  # it keeps its mode
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ä" * 127, "x" * 201])
+def test_names_may_be_as_long_as_the_system_takes(path, name):
+    path = path.with_name(name)
+    save_state(path, {"k": 1})
+    leftover = path.with_name(f".{atomic._stem(path)}.0123456789abcdef.tmp")
+    leftover.touch()
+    save_state(path, {"k": 2})
+    assert load_state(path) == {"k": 2}
+    assert names(path.parent) == {name}
 
 
 def test_only_files_are_replaced_and_read(path):

@@ -253,7 +253,7 @@ def test_a_restart_by_torchrun_begins_no_second_run(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_run_left_half_written_is_removed(reference):
-    names = ".gfnrb-0123456789abcdef.tmp", ".gfnrb-fedcba9876543210.tmp", ".thesis.tmp"
+    names = ".report.json.0123456789abcdef.tmp", ".checkpoint.0123456789abcdef.tmp", ".thesis.tmp"
     for name in names:
         (reference / name).write_text("half")
     resume(reference)
