@@ -49,6 +49,11 @@ DRAW_LOG_PROB: Final = "draw_log_prob"  # of a sampler's draw; log_prob is that 
 PRIORITY_WEIGHT: Final = "priority_weight"  # TorchRL's own name for importance weights
 
 
+def key_path(key: NestedKey) -> str:
+    """Return a name as one text: ``"next/state"`` of ``("next", "state")``."""
+    return key if isinstance(key, str) else "/".join(key)
+
+
 def mask_key(key: NestedKey) -> NestedKey:
     """Return the name of the mask of a padded entry: ``"tokens_mask"`` of ``"tokens"``."""
     return _named(key, MASK)

@@ -34,7 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gfn_rb.arguments import as_count, kind_of, require_key, require_kind, shown
 from gfn_rb.containers.objects import hashed_rows
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, KeyMismatchError, ShapeError
-from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, length_key, mask_key
+from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, key_path, length_key, mask_key
 from gfn_rb.numerics.flat import resized
 from gfn_rb.shapes import Bool, Int, Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage, RowEntry, require_same_entries
@@ -471,7 +471,7 @@ class RaggedStorage(EncodedStorage):
                     values, target = rows.get(name).flatten(0, 1), held[_within(name, _VALUES)]
                     target[at[key] : end] = values.index_select(0, place.to(values.device))
                 at[key] = end
-        return {_joined(name): each for name, each in held.items()}
+        return {key_path(name): each for name, each in held.items()}
 
     def restore(self, content: Mapping[str, Tensor]) -> None:
         """Replace all rows by what :meth:`content` returned.
@@ -491,12 +491,12 @@ class RaggedStorage(EncodedStorage):
                 if not name.endswith((f"/{_VALUES}", f"/{_LENGTH}")):
                     rows[tuple(name.split("/"))] = each[start:end]
             for key, group in self._groups.items():
-                length = content[_joined(_within(key, _LENGTH))][start:end]
+                length = content[key_path(_within(key, _LENGTH))][start:end]
                 rows[length_key(key)] = length
                 width, to = int(length.max()), at[key] + int(length.sum())
                 place = _places(length, width)
                 for name in group:
-                    values = content[_joined(_within(name, _VALUES))][at[key] : to]
+                    values = content[key_path(_within(name, _VALUES))][at[key] : to]
                     flat = values.new_zeros((len(length) * width, *values.shape[1:]))
                     flat.index_copy_(0, place, values)
                     rows[name] = flat.view(len(length), width, *values.shape[1:])
@@ -507,8 +507,8 @@ class RaggedStorage(EncodedStorage):
         """Return the number of rows of a content, or raise unless it fits; see :meth:`restore`."""
         if not content:
             return 0
-        lengths = {key: _joined(_within(key, _LENGTH)) for key in self._groups}
-        values = {_joined(_within(name, _VALUES)): _joined(name) for name in self.ragged}
+        lengths = {key: key_path(_within(key, _LENGTH)) for key in self._groups}
+        values = {key_path(_within(name, _VALUES)): key_path(name) for name in self.ragged}
         came: dict[str, RowEntry] = {}
         for name, each in content.items():
             if name in values:
@@ -516,7 +516,7 @@ class RaggedStorage(EncodedStorage):
             elif name not in lengths.values():
                 came[name] = (*each.shape[1:],), each.dtype
         if self.initialized:
-            held = {_joined(name): entry for name, entry in self._entries().items()}
+            held = {key_path(name): entry for name, entry in self._entries().items()}
             if came != held:
                 raise CheckpointMismatchError(f"storage state is of {came}, expected {held}")
         if not content.keys() >= {*values, *lengths.values()}:
@@ -530,7 +530,7 @@ class RaggedStorage(EncodedStorage):
             )
         for key, group in self._groups.items():
             length = content[lengths[key]]
-            total = {len(content[_joined(_within(name, _VALUES))]) for name in group}
+            total = {len(content[key_path(_within(name, _VALUES))]) for name in group}
             limit = self._limit[key]
             if len(length) and not 0 <= int(length.min()) <= int(length.max()) <= limit:
                 raise CheckpointMismatchError(
@@ -718,10 +718,6 @@ def _tree(entries: Mapping[NestedKey, Tensor], batch_size: torch.Size) -> Tensor
 
 def _within(key: NestedKey, name: str) -> tuple[str, ...]:
     return (key, name) if isinstance(key, str) else (*key, name)
-
-
-def _joined(name: NestedKey) -> str:
-    return name if isinstance(name, str) else "/".join(name)
 
 
 def _lacks(name: NestedKey, held: Iterable[NestedKey]) -> KeyMismatchError:

@@ -218,8 +218,8 @@ class WriteLock:
             if kind is not None and self._words[_RECORDED]:
                 self._recover()
         finally:
-            # In this order: whoever dies in between leaves no records. Records of a lock that is
-            # not held would be taken for those of its next holder, and a whole write undone.
+            # The records are cleared while the lock is held. The next holder would take those that
+            # are left for its own, and an error would make it undo this write, which is complete.
             self._clear()
             self._is_mine, self._words[_HELD] = False, 0
             self._release()

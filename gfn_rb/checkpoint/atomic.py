@@ -123,7 +123,7 @@ def remove_abandoned(folder: Path, stem: str | None = None) -> None:
     pattern = re.compile(rf"\.{of}\.[0-9a-f]{{16}}\.tmp")
     for name in os.listdir(folder):
         if pattern.fullmatch(name):
-            # None of a living process, and on file systems without locks none at all.
+            # A living process has locked the file that it writes.
             with suppress(OSError), open(folder / name, "r+b") as stream:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(folder / name)

@@ -22,6 +22,7 @@ from gfn_rb.buffer_state import held, load_part, part_state, replacing, with_mem
 from gfn_rb.checkpoint.description import description_of
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
+from gfn_rb.keys import key_path
 from gfn_rb.memmaps import lay_out
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import members_of
@@ -114,8 +115,7 @@ def _columns(rows: Any) -> dict[Any, Tensor]:
 def _row_layout(rows: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return the dtype and per-row shape of what rows consist of."""
     return {
-        name if isinstance(name, str) else "/".join(name): (each.dtype, tuple(each.shape[1:]))
-        for name, each in _columns(rows).items()
+        key_path(name): (each.dtype, tuple(each.shape[1:])) for name, each in _columns(rows).items()
     }
 
 

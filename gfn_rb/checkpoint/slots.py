@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
@@ -24,6 +24,7 @@ from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.buffers import State, expect, is_count, restore
 from gfn_rb.codec.primitives import DTYPES, dtype_name
 from gfn_rb.errors import ArgumentError
+from gfn_rb.keys import key_path
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Int64, Shaped
 from gfn_rb.sharing import SlotState
@@ -170,11 +171,7 @@ def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
 def _lengths_in(storage: EncodedStorage) -> dict[Any, str]:
     """Return the names of columns that differ in length, and of each the column of its lengths."""
     ragged = storage.ragged.items()
-    return {f"{_path(name)}/values": f"{_path(key)}/length" for name, key in ragged}
-
-
-def _path(name: NestedKey) -> str:
-    return name if isinstance(name, str) else "/".join(name)
+    return {f"{key_path(name)}/values": f"{key_path(key)}/length" for name, key in ragged}
 
 
 def _leaves(storage: Storage) -> dict[Any, Tensor]:
