@@ -115,7 +115,8 @@ def _columns(rows: Any) -> dict[Any, Tensor]:
 def _row_layout(rows: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
     """Return the dtype and per-row shape of what rows consist of."""
     return {
-        key_path(name): (each.dtype, tuple(each.shape[1:])) for name, each in _columns(rows).items()
+        key_path(name) if name else "": (each.dtype, tuple(each.shape[1:]))
+        for name, each in _columns(rows).items()
     }
 
 

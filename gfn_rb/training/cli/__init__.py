@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 from gfn_rb.errors import ArgumentError, GfnRbError
@@ -16,6 +17,7 @@ __all__ = ["main"]
 
 _FAILURE, _USAGE, _INTERRUPTED = 1, 2, 130
 _EXTRA = ("tyro", "tqdm")
+_GRACE = 2.0  # seconds that the rank which failed has to tell the others and to print why
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +66,9 @@ def _attempt(arguments: Sequence[str] | None) -> int:
         return parse(arguments)()
     except BrokenPipeError:
         raise
-    except RefusedError as error:  # rank 0 says why
+    except RefusedError as error:  # another rank says why, unless the launcher ends it too early
+        if launched() is not None:
+            time.sleep(_GRACE)
         return error.code
     except ArgumentError as error:
         return _complain(str(error), _USAGE)

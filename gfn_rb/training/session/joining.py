@@ -58,7 +58,7 @@ class Star:
         timeout: float,
         shutdown: ShutdownBudget | None = None,
     ) -> None:
-        self._transport, self._shutdown = transport, shutdown
+        self._transport, self._shutdown = transport, shutdown or ShutdownBudget()
         self._channel = FrameChannel(transport)
         self._first, *self.others = sorted(ranks)
         self.is_first = transport.rank == self._first
@@ -132,11 +132,14 @@ class Star:
         if found and found[0].error is not None:
             why = f"it cannot be understood: {found[0].error}"
         if why:
-            # One rank alone prints it: the first, or else the next one.
+            # One rank alone prints it: the first, or else the next one, unless it is being stopped,
+            # which a launcher does to all ranks once one has failed.
             left = (r for r in self.others if r not in self._transport.lost)
-            is_told = not self.is_first and self._transport.rank != next(left)
+            prints = self.is_first or (
+                self._transport.rank == next(left) and not self._shutdown.stopped()
+            )
             why = f"rank {rank} is lost: {why}"
-            raise RefusedError(why, code=1) if is_told else WorkerError(why)
+            raise WorkerError(why) if prints else RefusedError(why, code=1)
         if found[0].kind == _FAILED:
             raise RefusedError(str(found[0].meta["why"]), int(found[0].meta["code"]))
         return found[0]

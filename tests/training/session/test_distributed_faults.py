@@ -50,13 +50,16 @@ def test_a_job_of_which_a_rank_was_killed_goes_on_from_its_checkpoints(job, tmp_
 def test_a_lost_rank_ends_the_job_in_one_line(number, lost, options, tmp_path):
     """Rank 2 manages. With fault tolerance, Open MPI itself does not end a job at a kill."""
     path = tmp_path / "run"
+    # The first run compiles the kernels, which may take longer than the patience of the second.
+    first = ["train", "tfbind8", "--steps", 4, *QUICK, *MANAGED, tmp_path / "first"]
     words = ["train", "tfbind8", "--steps", 100_000, "--eval-every", "1000", *QUICK, *MANAGED, path]
     words[words.index("--patience") + 1] = 3
-    with Job(3, [words], tmp_path / "job", options) as job:
+    with Job(3, [first, words], tmp_path / "job", options) as job:
         for rank in range(3):
             job.until_exists(RunFolder(path, rank).checkpoint)
         job.send(number, lost)
         assert job.wait() == 1
+        assert len(said(job.lines)) == 1, job.lines
         (line,) = said(job.lines)
     assert line.startswith(f"gfn-rb: rank 0: rank {lost} is lost: ")
     assert line.endswith(f"; continue with: {RunFolder(path).how_to_resume()}")
