@@ -30,7 +30,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import EncodedStorage, is_laid_out, open_shared
+from gfn_rb.storages import is_laid_out, open_shared
 
 _HELD, _RECORDED = range(2)  # the words at the beginning of the file
 _HEAD = mmap.PAGESIZE  # where records begin
@@ -81,15 +81,13 @@ class _Step:
         self._length, self._cursor = compat.length_of(storage), compat.last_cursor(storage)
         self._counters = writer.counters()
         self.commit: Callable[[], None] | None = None
-        self._records: list[tuple[Tensor, Any, list[Tensor]]] = []
+        self._records: list[tuple[Tensor, list[Tensor]]] = []
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
         """Copy the rows in slots that are about to be overwritten."""
-        slot, storage = _used(slot, self._length), self._storage
+        slot = _used(slot, self._length)
         if slot.shape[0]:
-            is_encoded = isinstance(storage, EncodedStorage)
-            encoded = storage.padded_rows(slot) if is_encoded else None
-            self._records.append((slot, encoded, _rows_in(self._tensors(), slot)))
+            self._records.append((slot, _rows_in(self._tensors(), slot)))
 
     def settle(self) -> None:
         """Finish or undo the write, and have all that follows from the rows be worked out anew."""
@@ -103,9 +101,7 @@ class _Step:
     def _undo(self) -> None:
         """Put back everything, the last record first: of a slot in several, the first is older."""
         storage = self._storage
-        for slot, encoded, rows in reversed(self._records):
-            if encoded is not None:
-                storage.write(slot, encoded)
+        for slot, rows in reversed(self._records):
             _put_back(self._tensors(), slot, rows)
         if not self._is_laid_out:
             compat.forget_layout(storage)
@@ -125,10 +121,8 @@ def _used(slot: Int64[Tensor, "*k"], stored: int) -> Int64[Tensor, "m"]:
 
 
 def _slot_tensors(storage: Storage, writer: SlotState) -> list[Tensor]:
-    """Return what is kept of each slot, unless the storage encodes it, and what a writer keeps."""
-    leaves: list[Tensor] = []
-    if not isinstance(storage, EncodedStorage):
-        leaves = compat.leaves_of(compat.all_slots(storage))
+    """Return what a storage and a writer keep of each slot."""
+    leaves = compat.leaves_of(compat.all_slots(storage))
     return [*(leaf.as_subclass(Tensor) for leaf in leaves), *writer.slot_tensors()]
 
 

@@ -163,10 +163,10 @@ class RowTensorStorage(RowAccess, LazyTensorStorage):
 class EncodedStorage(KeepsArguments, RowTensorStorage):
     """A storage whose columns encode its rows, which are read and written through its methods."""
 
-    @property
-    @abstractmethod
-    def ragged(self) -> dict[NestedKey, NestedKey]:
-        """Entries that differ in length, and of each the entry whose lengths it has."""
+    ragged: dict[NestedKey, NestedKey]
+    """Entries that differ in length, and of each the entry whose lengths it has."""
+    lengths_in_content: dict[str, str]
+    """Entries of :meth:`content` that hold such values, and of each the entry of the lengths."""
 
     @abstractmethod
     def hashes(self, data: Rows, name: NestedKey) -> Int64[Tensor, "n 2"]:
@@ -177,10 +177,8 @@ class EncodedStorage(KeepsArguments, RowTensorStorage):
         """Return rows as writers handle them, checked against what is stored."""
 
     @abstractmethod
-    def write(
-        self, slot: Int64[Tensor, "n"], rows: TensorDictBase, *, set_cursor: bool = False
-    ) -> None:
-        """Write rows that :meth:`padded` returned, which count as new if the cursor is set."""
+    def encoded(self, rows: TensorDictBase, slot: Int64[Tensor, "n"]) -> TensorDictBase:
+        """Return the columns of rows that :meth:`padded` returned, to be written to slots next."""
 
     @abstractmethod
     def padded_rows(self, index: Any) -> TensorDictBase:

@@ -49,6 +49,7 @@ def test_strings_come_back() -> None:
     assert texts_of(rb) == TEXTS
     assert rb[2]["smiles"] == TEXTS[2]
     batch = rb.sample(20)
+    assert str(batch["smiles"]) == str([*batch["smiles"]])  # a list as any other
     assert [TEXTS.index(text) % 4 for text in batch["smiles"]] == [
         int(i) if i < 4 else 3 for i in batch["index"]
     ]

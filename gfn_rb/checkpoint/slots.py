@@ -24,7 +24,6 @@ from gfn_rb import torchrl_compat as compat
 from gfn_rb.checkpoint.buffers import State, expect, is_count, restore
 from gfn_rb.codec.primitives import DTYPES, dtype_name
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import key_path
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Int64, Shaped
 from gfn_rb.sharing import SlotState
@@ -85,7 +84,7 @@ def contents_of(
         columns, lengths = _leaves(storage), {}
         contents = _bytes_of([*beside, *columns.values()], rows)
     else:
-        columns, lengths = storage.content(rows), _lengths_in(storage)
+        columns, lengths = storage.content(rows), storage.lengths_in_content
         cut = [name for name in columns if name in lengths]
         whole = [columns[name] for name in columns if name not in lengths]
         pieces = [_bytes_of(beside, rows), _bytes_of(whole, torch.arange(n))]
@@ -166,12 +165,6 @@ def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:
     if rb.writer.tracks_generations:
         kept.append(compat.track_slot_generations(rb.storage))
     return kept
-
-
-def _lengths_in(storage: EncodedStorage) -> dict[Any, str]:
-    """Return the names of columns that differ in length, and of each the column of its lengths."""
-    ragged = storage.ragged.items()
-    return {f"{key_path(name)}/values": f"{key_path(key)}/length" for name, key in ragged}
 
 
 def _leaves(storage: Storage) -> dict[Any, Tensor]:

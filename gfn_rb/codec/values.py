@@ -41,7 +41,8 @@ class Encoder:
     def encode(self, value: Any, name: str) -> Node:
         """Return the node of a value, which errors call by its name."""
         self._path.append(name)
-        kind = np.generic if isinstance(value, np.generic) else type(value)
+        alike = (each for each in (np.generic, NonTensorStack) if isinstance(value, each))
+        kind = next(alike, type(value))
         if kind in _PLAIN:
             node = value
             if kind is int and value.bit_length() > _MAX_BITS:

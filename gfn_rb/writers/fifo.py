@@ -24,19 +24,12 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import (
-    EncodedStorage,
-    is_laid_out,
-    open_shared,
-    require_columns,
-    storage_device,
-)
+from gfn_rb.storages import is_laid_out, open_shared, require_columns, storage_device
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
     DRAWN,
-    Copy,
     RowLayout,
     carry_out,
     check_slots,
@@ -168,8 +161,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         storage, n = self._storage, data.shape[0]
         if isinstance(data, LazyStackedTensorDict):
             data = one_batch(data, storage)
-        data, is_encoded = self._layout.check(data, storage), isinstance(storage, EncodedStorage)
-        if not is_encoded and not is_laid_out(storage):
+        data = self._layout.check(data, storage)
+        if not is_laid_out(storage):
             self._lay_out(data[0])
         slot = torch.arange(self._cursor, self._cursor + n) % storage.max_size
         # Of several rows for one slot, a device might keep any: those that would go are left out.
@@ -177,7 +170,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if n_over:
             data, self._cursor = data[n_over:], int(slot[n_over])
             self._write_count += n_over
-        has_index = is_encoded or compat.entry_of(compat.all_slots(storage), INDEX) is not None
+        has_index = compat.entry_of(compat.all_slots(storage), INDEX) is not None
         if storage.ndim == 1 and has_index:
             index = self._write(data, slot[n_over:] if n_over else slot)
         else:
@@ -192,21 +185,14 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
         data.set(INDEX, on_device)
-        copies: list[Copy] = [*compat.raised_generations(storage, slot)]
-        if isinstance(storage, EncodedStorage):
-            record_slots(storage, slot)
-            storage.write(slot, data, set_cursor=True)
+        copies = [*compat.raised_generations(storage, slot), *copies_from(storage, start, data)]
+
+        def commit() -> None:
             carry_out(copies)
+            finish_write(storage, min(start + n, size), (start + n - 1) % size)
             self._cursor, self._write_count = (start + n) % size, written + n
-        else:
-            copies += copies_from(storage, start, data)
 
-            def commit() -> None:
-                carry_out(copies)
-                finish_write(storage, min(start + n, size), (start + n - 1) % size)
-                self._cursor, self._write_count = (start + n) % size, written + n
-
-            write_whole(storage, slot, commit)
+        write_whole(storage, slot, commit)
         compat.mark_update(storage, on_device)
         return on_device
 

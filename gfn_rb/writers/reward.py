@@ -32,7 +32,7 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
-from gfn_rb.storages import EncodedStorage, require_rows
+from gfn_rb.storages import require_rows
 from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
 from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique, require_finite
 from gfn_rb.writers.rows import (
@@ -236,7 +236,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             return torch.empty(0, dtype=torch.int64)
         data = self._layout.check(data, storage)
         with one_write(storage, self):
-            if not (storage.initialized or isinstance(storage, EncodedStorage)):
+            if not storage.initialized:
                 from gfn_rb.memmaps import lay_out  # which only the first batch needs
 
                 lay_out(storage, data[0])
@@ -519,14 +519,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         row = np.arange(data.shape[0])
         target, rank = row + stored, order.rank(row)
         slot = torch.from_numpy(target)
-        if isinstance(storage, EncodedStorage):
-            record_slots(storage, slot)
-            storage.write(slot, data, set_cursor=True)
-            order.ranks(storage).numpy()[target] = rank
-            compat.raise_slot_generations(storage, slot)
-        else:
-            copies = copies_from(storage, stored, data)
-            self._commit(copies, slot, rank, len(row), stored + len(row), int(target[-1]))
+        copies = copies_from(storage, stored, data)
+        self._commit(copies, slot, rank, len(row), stored + len(row), int(target[-1]))
         self._announce(slot)
         return row, target
 
@@ -548,7 +542,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         move, rank = moves_of(len(row), removed, self._stored), order.rank(row)
         slot, chosen = torch.from_numpy(move.target), torch.from_numpy(row)
         changed = slot
-        if move.length < move.before or isinstance(storage, EncodedStorage):
+        if move.length < move.before:
             overwritten = torch.from_numpy(move.slots)
             record_slots(storage, overwritten)
             if len(row):

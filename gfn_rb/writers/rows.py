@@ -143,12 +143,8 @@ def write_rows(
     storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Tensor, length: int
 ) -> None:
     """Write some rows of a batch over stored ones, or behind them."""
-    if isinstance(storage, EncodedStorage):
-        storage.write(target, select_rows(data, chosen))
-        compat.set_length(storage, max(length, compat.length_of(storage)))
-    else:
-        carry_out(copies_to(storage, target, data, chosen))
-        finish_write(storage, length)
+    carry_out(copies_to(storage, target, data, chosen))
+    finish_write(storage, length)
 
 
 # A leaf of a storage, the slots to write to, and rows for them.
@@ -162,6 +158,8 @@ def copies_to(
 
     Nothing waits on the way to a device, and all that leaves one does so in one transfer.
     """
+    if isinstance(storage, EncodedStorage):
+        data, chosen = storage.encoded(select_rows(data, chosen), target), torch.arange(len(chosen))
     stored, leaves, at, parts = compat.all_slots(storage), [], [], []
     chosen_on, target_on = {chosen.device: chosen}, {target.device: target}
     for name, value in tensors_of(data).items():
@@ -180,6 +178,9 @@ def copies_from(storage: Storage, start: int, data: Rows) -> list[Copy]:
 
     Tensors are copied whole, in half the time that :func:`copies_to` takes for wide rows.
     """
+    if isinstance(storage, EncodedStorage):
+        slot = torch.arange(start, start + data.shape[0]) % storage.max_size
+        data = storage.encoded(data, slot)
     tensors, stored = tensors_of(data), compat.all_slots(storage)
     leaves = [stored.get(name) for name in tensors]
     n, n_first = data.shape[0], min(data.shape[0], storage.max_size - start)

@@ -18,7 +18,7 @@ from torchrl.data import (
 )
 
 import gfn_rb
-from gfn_rb import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb import DiversityWriter, FIFOWriter, RaggedStorage, RewardPrioritizedWriter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.sharing import one_write
 from gfn_rb.torchrl_compat import replay_lock
@@ -34,7 +34,11 @@ WRITERS = {
     "newest": lambda: FIFOWriter(unique="state"),
     "fifo": FIFOWriter,
 }
-STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage}
+STORAGES = {
+    "tensor": LazyTensorStorage,
+    "memmap": LazyMemmapStorage,
+    "ragged": lambda n: RaggedStorage(n, {"wide": 2}),
+}
 CAPACITY = 12
 
 

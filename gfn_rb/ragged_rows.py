@@ -1,0 +1,170 @@
+"""Forms in which rows of different lengths come in, and the padded form that writers handle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import (
+    LazyStackedTensorDict,
+    NestedKey,
+    NonTensorData,
+    NonTensorStack,
+    is_leaf_nontensor,
+    is_non_tensor,
+    unravel_key,
+)
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from gfn_rb.arguments import as_count, kind_of, require_key, shown
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB, length_key, mask_key
+from gfn_rb.shapes import Bool, Int, Int64, Rows, Shaped
+from gfn_rb.torchrl_compat import entry_of
+
+
+def groups_of(
+    ragged: Mapping[NestedKey, int | NestedKey],
+) -> tuple[dict[NestedKey, int], dict[NestedKey, list[NestedKey]]]:
+    """Return the highest length of each group of entries of one length, and its entries."""
+    for key in ragged:
+        require_key("ragged", key)
+    limit = {
+        unravel_key(key): as_count(f"ragged[{key!r}]", value)
+        for key, value in ragged.items()
+        if not isinstance(value, (str, tuple))
+    }
+    groups = {key: [key] for key in limit}
+    for key, value in ragged.items():
+        if isinstance(value, (str, tuple)):
+            if unravel_key(value) not in groups:
+                raise ArgumentError(
+                    f"ragged[{key!r}] must be a length or an entry with a length, got {value!r}"
+                )
+            groups[unravel_key(value)].append(unravel_key(key))
+    if not groups:
+        raise ArgumentError(f"ragged must name an entry, got {dict(ragged)}")
+    return limit, groups
+
+
+def columns_of(data: Rows) -> dict[NestedKey, Any]:
+    """Return entries of rows by name: tensors, or of a lazy stack lists of tensors."""
+    if not isinstance(data, LazyStackedTensorDict):
+        return dict(data.items(True, True, is_leaf=is_leaf_nontensor))
+    if data.stack_dim:
+        raise ShapeError(f"data must be stacked along dimension 0, got {data.stack_dim}")
+    rows = data.tensordicts
+    names = data.keys(True, True, is_leaf=is_leaf_nontensor)
+    return {name: [entry_of(row, name) for row in rows] for name in names}
+
+
+def stacked(name: NestedKey, column: Any) -> Tensor:
+    """Return an entry of one shape in all rows."""
+    if isinstance(column, list):
+        if len({each.shape for each in column}) > 1:
+            raise ShapeError(
+                f"key {name!r} must have one shape in all rows, or be named in ragged, got "
+                f"{tuple(column[0].shape)} and others"
+            )
+        column = torch.stack(column)
+    if not isinstance(column, Tensor) or column.is_nested:
+        raise ShapeError(
+            f"key {name!r} must hold tensors of one shape, or be named in ragged, and in text if "
+            f"it holds strings, got {kind_of(column)}"
+        )
+    return column
+
+
+def padded_entry(
+    name: NestedKey, key: NestedKey, columns: Mapping[NestedKey, Any]
+) -> tuple[Shaped[Tensor, "n T *E"], Int64[Tensor, "n"]]:
+    """Return an entry padded to one length, and the length of each row, on the host.
+
+    ``key`` names the entry whose mask or lengths count unless the entry has its own.
+    """
+    value: Any = columns[name]
+    if getattr(value, "is_nested", False):
+        value = [*value.unbind(0)]
+    if isinstance(value, list):
+        kinds = {(each.dtype, each.shape[1:]) if each.ndim else None for each in value}
+        if len(kinds) > 1 or None in kinds:
+            raise ShapeError(
+                f"key {name!r} must have one dtype and differ in the first dimension alone, got "
+                f"{sorted(map(str, kinds))[:2]}"
+            )
+        length = torch.tensor([each.shape[0] for each in value])
+        return pad_sequence(value, batch_first=True), length
+    if not isinstance(value, Tensor) or value.ndim < 2:
+        raise ShapeError(f"key {name!r} must have shape [n, T, ...], got {kind_of(value)}")
+    beside = name if {mask_key(name), length_key(name)} & columns.keys() else key
+    n, width = value.shape[:2]
+    if (came := columns.get(length_key(beside))) is not None:
+        length = stacked(length_key(beside), came).reshape(-1).to("cpu", torch.int64)
+        if not bool(((length >= 0) & (length <= width)).all()):
+            raise ShapeError(
+                f"key {length_key(beside)!r} must be 0 to {width}, got {shown(length)}"
+            )
+        return value, length
+    if (came := columns.get(mask_key(beside))) is None:
+        return value, torch.full((n,), width)
+    mask = stacked(mask_key(beside), came).cpu()
+    is_mask = mask.dtype == torch.bool and mask.shape == (n, width)
+    length = lengths_of(mask) if is_mask else mask
+    if not is_mask or int(length.sum()) != np.count_nonzero(mask.numpy()):
+        raise ShapeError(
+            f"key {mask_key(beside)!r} must be bool [n, {width}], true up to the end of each row, "
+            f"got {mask.dtype} of shape {tuple(mask.shape)}"
+        )
+    return value, length
+
+
+def in_bytes(name: NestedKey, column: Any, n: int) -> Any:
+    """Return the UTF-8 of strings, one tensor for each; what is in bytes already as it is."""
+    if isinstance(column, Tensor) or (isinstance(column, list) and isinstance(column[0], Tensor)):
+        return column
+    if not isinstance(column, list):  # rows of one text may share it
+        listed = column.tolist() if column.ndim else column.data
+        column = listed if isinstance(listed, list) else [listed] * n
+    texts = [each.data if is_non_tensor(each) else each for each in column]
+    if not all(isinstance(each, str) for each in texts):
+        raise ShapeError(f"key {name!r} must hold strings, got {shown(texts)}")
+    return [torch.from_numpy(np.frombuffer(bytearray(each.encode()), np.uint8)) for each in texts]
+
+
+class Texts(NonTensorStack):
+    """The texts of rows, which are read as a plain list."""
+
+    def tolist(self, **options: Any) -> list[str]:
+        """Return the texts, not as tensordict's list that writes back to the rows."""
+        return super().tolist(**{**options, "as_linked_list": False})
+
+
+def in_words(value: Tensor, length: Int[Tensor, "*n"]) -> Any:
+    """Return the text of padded bytes."""
+    if not length.ndim:
+        return NonTensorData(bytes(value[: int(length)].tolist()).decode())
+    rows = zip(value.cpu().numpy(), length.tolist(), strict=True)
+    return Texts.from_list([row[:end].tobytes().decode() for row, end in rows])
+
+
+def lengths_of(mask: Bool[Tensor, "n T"]) -> Int64[Tensor, "n"]:
+    """Return where masks end that are true up to the end of each row, on the host."""
+    host = mask.cpu().numpy()  # NumPy stops at the first gap
+    n, width = host.shape
+    is_full = host[:, -1] if width else np.ones(n, dtype=bool)
+    return torch.from_numpy(np.where(is_full, width, host.argmin(1) if width else 0))
+
+
+def mask_of(length: Int[Tensor, "*n"], width: int) -> Bool[Tensor, "*n {width}"]:
+    """Return a mask that is true up to the end of each row."""
+    return torch.arange(width, dtype=torch.int32, device=length.device) < length[..., None].int()
+
+
+def lacks(name: NestedKey, held: Iterable[NestedKey]) -> KeyMismatchError:
+    """Return the error of rows without an entry."""
+    hint = "; presets drop it unless keep names it" if name in (LOG_PROB, ESTIMATOR_OUTPUT) else ""
+    names = sorted(map(str, held))
+    return KeyMismatchError(f"data lacks the key {name!r}: it holds {names}{hint}")
