@@ -33,7 +33,8 @@ LAYERS = (
     ("numerics",),
     ("torchrl_compat",),
     ("containers",),
-    ("buffer_state", "column", "memmaps", "ragged", "sharing", "state_folder", "storages"),
+    ("buffer_state", "column", "memmaps", "pages", "ragged", "ragged_rows", "sharing")
+    + ("state_folder", "storages"),
     ("writers",),
     ("samplers",),
     ("buffers",),
