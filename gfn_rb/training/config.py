@@ -19,6 +19,8 @@ from gfn_rb.training.train_config import (
 FormName = Literal["append", "prepend_append", "non_autoregressive"]
 ModesName = Literal["top", "published"]
 RNAModesName = Literal["threshold", "published"]
+# The square fits a target sooner where no state has next to no reward.
+FITS_SOONER = {"regression": "squared"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class QM9StringsConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperGridConfig(TrainConfig):
+class HyperGridConfig(TrainConfig, defaults=FITS_SOONER):
     """Find the rewarded corners of a grid."""
 
     env: ClassVar[str] = "hypergrid"
@@ -66,19 +68,14 @@ class HyperGridConfig(TrainConfig):
     """Reward added in the outer bands."""
     r2: float = 2.0
     """Reward added in the inner bands."""
-    regression: options.RegressionName = "squared"
-    """Cost of a residual: its square, which fits this target sooner, as no state has next to no
-    reward; linex, or auto for the default of other environments."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConditionalHyperGridConfig(HyperGridConfig):
+class ConditionalHyperGridConfig(HyperGridConfig, defaults={"ndim": 2}):
     """Find the rewarded corners of a grid at any temperature that the policy is told."""
 
     env: ClassVar[str] = "conditional_hypergrid"
 
-    ndim: int = 2
-    """Coordinates."""
     min_beta: float = 0.5
     """Lowest exponent of the reward (inverse temperature)."""
     max_beta: float = 2.0
@@ -104,11 +101,12 @@ class DeceptiveGridConfig(TrainConfig):
     """Grid points per coordinate."""
 
 
-_ONE_WORD = options.SearchOptions(31, back_ratio=0.06)
+# Without a local search that rewrites one word of up to 16 at a time few modes are found.
+BITS = {"steps": 100, "log_z": 0.0, "search": options.SearchOptions(31, back_ratio=0.06)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitSequenceConfig(TrainConfig):
+class BitSequenceConfig(TrainConfig, defaults=BITS):
     """Write long bit strings that come close to hidden ones."""
 
     env: ClassVar[str] = "bit_sequence"
@@ -125,12 +123,6 @@ class BitSequenceConfig(TrainConfig):
     """Exponent of the reward; twice the bits by default, 2 nats per bit astray."""
     delta: int | None = None
     """A mode is found by any string within this many bits; 28/120 of the bits by default."""
-    steps: rules.PositiveInt = 100
-    """Training steps of (1 + search) * batch-size reward calls each."""
-    log_z: rules.FiniteFloat | None = 0.0
-    """Initial log Z, in nats, of tb, subtb and db. None is what the first fresh batch estimates."""
-    search: options.SearchOptions = _ONE_WORD
-    """Local search that rewrites one word of up to 16 at a time; without it few modes are found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +147,7 @@ class RNABindingConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BayesianDAGConfig(TrainConfig):
+class BayesianDAGConfig(TrainConfig, defaults={**FITS_SOONER, "lr_end": 1.0}):
     """Draw structures of Bayesian networks by how well they explain data (Deleu et al. 2022)."""
 
     env: ClassVar[str] = "bayesian_dag"
@@ -170,12 +162,6 @@ class BayesianDAGConfig(TrainConfig):
     """Samples to draw where no data is given."""
     data_seed: rules.Seed = field(default=0, metadata={"argument": "seed"})
     """Seed of the network and its samples."""
-    regression: options.RegressionName = "squared"
-    """Cost of a residual: its square, which fits this target sooner, as every graph has some
-    reward; linex, or auto for the default of other environments."""
-    lr_end: rules.Share | None = 1.0
-    """Final value of both learning rates, as a share of the initial values, to which they fall
-    linearly. Default: they stay, as the fit improves slowly until the end of a run."""
 
     def without_effect(self) -> Iterator[tuple[str, str]]:
         """Yield the options that have no effect with the others, and the condition they need."""
@@ -184,27 +170,20 @@ class BayesianDAGConfig(TrainConfig):
             yield from ((name, "data is not given") for name in ("n_samples", "data_seed"))
 
 
+# First walks may end where the reward is next to nothing, by hundreds of nats, of which Linex makes
+# less than the square; with alpha 1, fresh trajectories leave no bias in log Z.
+CONTINUOUS = {"compact": "none", "hidden": (128, 128), "lr": 3e-3, "linex_alpha": 1.0}
+
+
 @dataclass(frozen=True, kw_only=True)
-class ContinuousConfig(TrainConfig):
+class ContinuousConfig(TrainConfig, defaults=CONTINUOUS):
     """Defaults of environments whose moves have parameters."""
 
     distance_p: ClassVar[float] = 1.0
 
-    compact: options.CompactName = "none"
-    """How items are stored: whole, or, of trajectories, by their actions alone. Real numbers
-    are not made narrow."""
-    hidden: rules.Widths = (128, 128)
-    """Widths of the hidden layers of each policy."""
-    lr: rules.PositiveFloat = 3e-3
-    """Adam's learning rate for the networks."""
-    linex_alpha: rules.PositiveFloat = 1.0
-    """Asymmetry of the Linex cost of a residual. First walks may end where the reward is next to
-    nothing, by hundreds of nats, of which Linex makes less than the square; with 1, fresh
-    trajectories leave no bias in log Z."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class LineConfig(ContinuousConfig):
+class LineConfig(ContinuousConfig, defaults={"replay": "trajectories", "replay_ratio": 1.0}):
     """Walk to where a mixture of normal distributions is dense (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "line"
@@ -215,14 +194,15 @@ class LineConfig(ContinuousConfig):
     """Their standard deviations."""
     n_steps: rules.PositiveInt = 5
     """Moves of a walk."""
-    replay: options.ReplayName = "trajectories"
-    """Items to store: trajectories, or terminating states."""
-    replay_ratio: rules.NonNegativeFloat = 1.0
-    """Replayed items per fresh one."""
+
+
+# Some walks have far too little flow: replayed they drive log Z up, and with Linex their gradients
+# are long.
+BOX = {"replay_ratio": 0.0, "lr_end": 0.05, "clip_grad_norm": 5.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxConfig(ContinuousConfig):
+class BoxConfig(ContinuousConfig, defaults=BOX):
     """Step over the unit square to its rewarded corners (Lahlou et al. 2023)."""
 
     env: ClassVar[str] = "box"
@@ -235,40 +215,25 @@ class BoxConfig(ContinuousConfig):
     """Reward added in the outer bands."""
     r2: float = 2.0
     """Reward added in the inner bands."""
-    replay_ratio: rules.NonNegativeFloat = 0.0
-    """Replayed items per fresh one, none by default: some walks have far too little flow, and
-    replayed they drive log Z up."""
-    lr_end: rules.Share | None = 0.05
-    """Final value of both learning rates, as a share of the first."""
-    clip_grad_norm: rules.PositiveFloat | None = 5.0
-    """Gradients longer than this, as single walks give with linex, are shortened to it."""
 
 
-_RECENT, _FLATTER = options.KeepRecent(), options.RankDraw(k=0.01)
+DIFFUSION = {
+    "steps": 2500,
+    "batch_size": 128,
+    "hidden": (64, 64),
+    "lr": 1e-3,
+    "regression": "squared",
+    "lr_log_z": 0.1,
+    "replay_ratio": 1.0,
+    "keep": options.KeepRecent(),  # the densest points would all be centres of modes
+    "draw": options.RankDraw(k=0.01),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffusionConfig(ContinuousConfig):
+class DiffusionConfig(ContinuousConfig, defaults=DIFFUSION):
     """Defaults of diffusion samplers (Sendera et al. 2024)."""
 
-    steps: rules.PositiveInt = 2500
-    """Training steps of batch-size reward calls each."""
-    batch_size: rules.PositiveInt = 128
-    """Fresh trajectories per step."""
-    hidden: rules.Widths = (64, 64)
-    """Widths of the hidden layers of each policy."""
-    lr: rules.PositiveFloat = 1e-3
-    """Adam's learning rate for the networks."""
-    regression: options.RegressionName = "squared"
-    """Cost of a residual: its square, or linex; auto for the default of other environments."""
-    lr_log_z: rules.PositiveFloat = 0.1
-    """Adam's learning rate for log Z, if log Z is a separate parameter."""
-    replay_ratio: rules.NonNegativeFloat = 1.0
-    """Replayed items per fresh one: terminating states, from which walks lead back to the start."""
-    keep: options.Keep = _RECENT
-    """Which items the buffer keeps. The densest points would all be centres of modes."""
-    draw: options.Draw = _FLATTER
-    """How replayed items are drawn."""
     n_steps: rules.PositiveInt = 100
     """Moves of a walk."""
     sigma: rules.PositiveFloat = 1.0
@@ -276,13 +241,10 @@ class DiffusionConfig(ContinuousConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussians25Config(DiffusionConfig):
+class Gaussians25Config(DiffusionConfig, defaults={"sigma": 5**0.5}):
     """Sample a mixture of 25 normal distributions in the plane (Sendera et al. 2024)."""
 
     env: ClassVar[str] = "gaussians25"
-
-    sigma: rules.PositiveFloat = 5**0.5
-    """Standard deviation of the end of the reference walk."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -315,7 +315,7 @@ class GeneralOptions:
     """Weight of each further step in sub-trajectory balance: a part of k steps has this number to
     the power of k."""
     clip_grad_norm: rules.PositiveFloat | None = None
-    """Maximum norm of the gradient of all parameters together. Default: ten times its usual norm,
+    """Maximum norm of the gradient of all parameters together. None: ten times its usual norm,
     an average of its logarithm over about 100 batches."""
     backward: Literal["learned", "uniform"] = "uniform"
     """Backward policy. Flow matching learns none and always has the uniform one."""
@@ -330,9 +330,9 @@ class GeneralOptions:
     """Adam's learning rate for log Z, if log Z is a separate parameter."""
     lr_end: rules.Share | None = None
     """Final value of both learning rates, as a share of the initial values, to which they fall
-    linearly. Default: they fall once nothing new is found and the loss no longer falls."""
+    linearly. None: they fall once nothing new is found and the loss no longer falls."""
     log_z: rules.FiniteFloat | None = None
-    """Initial log Z, in nats, of tb, subtb and db. Default: what the first fresh batch estimates,
+    """Initial log Z, in nats, of tb, subtb and db. None: what the first fresh batch estimates,
     which moves with a constant added to log R, so that the constant changes nothing else."""
 
     replay_ratio: rules.NonNegativeFloat = 2.0

@@ -38,7 +38,8 @@ class TrainConfig(options.GeneralOptions):
     """All options of a training run. The command line shows these fields.
 
     A configuration of your own is a frozen dataclass with the options of its environment and a
-    ``make_env``. ``gfn-rb train mypackage.module:MyConfig`` trains on it.
+    ``make_env``. ``gfn-rb train mypackage.module:MyConfig`` trains on it. The keyword ``defaults``
+    of a subclass gives inherited options other defaults.
 
     Attributes:
         env: short name of the environment in names of folders and in titles. Default: the name of
@@ -60,7 +61,11 @@ class TrainConfig(options.GeneralOptions):
     every_state_terminates: ClassVar[bool] = False
     distance_p: ClassVar[float] = 0.0
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, defaults: Mapping[str, Any] | None = None) -> None:
+        hints = get_type_hints(cls.__mro__[1], include_extras=True)
+        for name, value in (defaults or {}).items():  # @dataclass then makes fields of them
+            cls.__annotations__[name] = hints[name]
+            setattr(cls, name, value)
         if "env" not in vars(cls):
             cls.env = cls.__name__
         elif cls.__module__ == "gfn_rb.training.config":
