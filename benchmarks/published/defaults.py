@@ -142,9 +142,9 @@ DEFAULTS = {row.name: replace(row, name=f"defaults_{row.name}") for row in _ROWS
 def _tuned(row: Row) -> Row:
     """Return a task with the options of its published row, annealed over the calls of the task."""
     config = ROWS[row.name].config
-    if config.anneal.steps is not None:
+    if config.anneal_steps is not None:
         n_steps = row.calls // replace(row, config=config).calls_per_step
-        config = replace(config, anneal=replace(config.anneal, steps=n_steps))
+        config = replace(config, anneal_steps=n_steps)
     return replace(row, name=f"tuned_{row.name}", config=config)
 
 

@@ -11,7 +11,6 @@ import torch
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.rollout import Sampler
 from gfn_rb.training import (
-    AnnealOptions,
     Hooks,
     KeepDiverse,
     KeepRecent,
@@ -294,7 +293,7 @@ _RNA = Row(
         replay_ratio=3.0,
         hidden=(256, 256),
         lr_end=0.0,
-        anneal=AnnealOptions(steps=5_000),
+        anneal_steps=5_000,
         draw=SoftmaxDraw(),
     ),
     calls=160_000,
@@ -359,7 +358,7 @@ _DAG = Row(
         hidden=(256, 256),
         lr_log_z=1.0,
         lr_end=0.0,
-        anneal=AnnealOptions(steps=2_344),
+        anneal_steps=2_344,
         epsilon=0.02,
         keep=KeepRecent(unique=False),
         draw=UniformDraw(),

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypedDict, TypeVar
+from typing import TypedDict
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import Binary, Categorical, Composite, TensorSpec, Unbounded
-from torchrl.envs import EnvBase
 
-from gfn_rb import keys
-from gfn_rb.arguments import KeepsArguments, as_device, kind_of, require_kind
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.arguments import kind_of, require_kind
+from gfn_rb.envs.core import numbers_of
+from gfn_rb.envs.interface import TorchRLInterface
+from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.numerics.flat import flat_rows, is_readable, numbers_in_words
 from gfn_rb.shapes import (
     ActionBatch,
@@ -33,8 +31,6 @@ from gfn_rb.shapes import (
 )
 from gfn_rb.torchrl_compat import assert_on_device
 
-E = TypeVar("E", bound="GFNEnv")
-
 
 class EnvOptions(TypedDict, total=False):
     """Keywords that every environment takes."""
@@ -43,7 +39,7 @@ class EnvOptions(TypedDict, total=False):
     device: torch.device | str | None
 
 
-class GFNEnv(KeepsArguments, EnvBase):
+class GFNEnv(TorchRLInterface):
     """Base class of environments: a GFlowNet's state graph, and TorchRL's interface to it.
 
     The graph is acyclic, with one source and one sink. Every trajectory starts in the source, takes
@@ -102,17 +98,6 @@ class GFNEnv(KeepsArguments, EnvBase):
     dummy_action: int = -1
     condition_shape: torch.Size | None = None
     n_modes: int | None = 0
-    _tensor_names: Sequence[str] = ()
-
-    def __new__(cls: type[E], *args: Any, **kwargs: Any) -> E:
-        """Check the device before subclasses make tensors on it."""
-        if kwargs.get("device") is not None:
-            as_device("device", kwargs["device"])
-        return super().__new__(cls, *args, **kwargs)
-
-    def to(self: E, device: torch.device | str) -> E:
-        """Move the environment's tensors to ``device``; raise if this machine does not have it."""
-        return super().to(as_device("device", device))
 
     def __init__(
         self,
@@ -141,11 +126,11 @@ class GFNEnv(KeepsArguments, EnvBase):
 
     def is_source(self, state: StateBatch) -> Flags:
         """Return which rows are the source."""
-        return self._equals(state, self.source_state)
+        return flat_rows(state == self.source_state).all(1)
 
     def is_sink(self, state: StateBatch) -> Flags:
         """Return which rows are the sink."""
-        return self._equals(state, self.sink_state)
+        return flat_rows(state == self.sink_state).all(1)
 
     def is_in_range(self, state: StateBatch) -> Flags:
         """Return which rows hold numbers within ``state_range`` alone; all if it is None."""
@@ -222,10 +207,6 @@ class GFNEnv(KeepsArguments, EnvBase):
         """Undo one move per row; rows with the dummy action (padding) become the sink.
 
         The exit action cannot be undone: the sink does not show the state before it.
-
-        Args:
-            state: states, [n, *S].
-            action: the move to undo in each row, [n, *A], or -1 for padding.
         """
         is_move = self._is_move(self.kind(action))
         undone = self.undo(state, action.where(self._per_action(is_move), 0))
@@ -242,12 +223,7 @@ class GFNEnv(KeepsArguments, EnvBase):
 
     @abstractmethod
     def undo(self, state: StateBatch, move: ActionBatch) -> StateBatch:
-        """Undo one move per row, out of place; rows where it is illegal may hold anything.
-
-        Args:
-            state: states, [n, *S].
-            move: one move per row, [n, *A], not the exit action.
-        """
+        """Undo one move per row, out of place, as :meth:`move` makes them."""
 
     @abstractmethod
     def log_reward(self, state: StateBatch, condition: ConditionBatch | None = None) -> Floats:
@@ -340,36 +316,15 @@ class GFNEnv(KeepsArguments, EnvBase):
         """
         if type(self).describe is not GFNEnv.describe:
             raise ArgumentError(f"{type(self).__name__} must have a method parse to read objects")
-        state = self._parsed_numbers(words, self.state_shape.numel())
-        state = state.reshape(-1, *self.state_shape)
-        self._check_parsed(state, words)
-        return state
-
-    def _parsed_numbers(self, words: Sequence[str], width: int) -> Tensor:
-        """Return what ``numbers_in_words`` was given, so many numbers in each row."""
-        dtype, is_float = self.state_dtype, self.state_dtype.is_floating_point
-        kind, info = (float, torch.finfo(dtype)) if is_float else (int, torch.iinfo(dtype))
-        rows = []
-        for text in words:
-            try:
-                rows.append([kind(number) for number in text.strip().strip("()").split(",")])
-            except ValueError:
-                rows.append([])
-            if len(rows[-1]) != width or not all(info.min <= each <= info.max for each in rows[-1]):
-                raise ArgumentError(
-                    f"words must be {width} finite {dtype} numbers, as (3, 0), got {text!r:.80}"
-                )
-        device = self.source_state.device
-        return torch.tensor(rows, dtype=dtype, device=device).reshape(-1, width)
-
-    def _check_parsed(self, state: Tensor, words: Sequence[str]) -> None:
-        """Raise unless states are terminating; the first text that describes none is named."""
+        rows = numbers_of(words, self.state_shape.numel(), self.state_dtype)
+        state = rows.to(self.source_state.device).reshape(-1, *self.state_shape)
         legal = self.forward_mask(state)[:, self.exit_action] & self.is_in_range(state)
         if len(state) and not bool(legal.all()):
             text = words[int((~legal).nonzero()[0])]
             raise ArgumentError(
                 f"words must describe terminating states of {type(self).__name__}, got {text!r:.80}"
             )
+        return state
 
     def modes_reached(self, state: StateBatch, log_reward: Floats | None = None) -> Modes:
         """Return the identity of every mode that some terminating state in the batch reaches.
@@ -468,136 +423,6 @@ class GFNEnv(KeepsArguments, EnvBase):
             )
         return condition
 
-    # As an environment of TorchRL.
-
-    @property
-    def batch_locked(self) -> bool:
-        """Whether TensorDicts must have the environment's batch size: only where it has one."""
-        return len(self.batch_size) > 0
-
-    def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write a uniform draw among the legal actions of each state.
-
-        Args:
-            tensordict: TensorDict with "state", of any batch size. Default: a fresh ``reset()``.
-
-        Returns:
-            ``tensordict`` with "action"; rows in the sink get the exit action.
-        """
-        tensordict = self.reset() if tensordict is None else tensordict
-        state = self._rows(tensordict, keys.STATE, self.state_shape)
-        mask = self.forward_mask(state)
-        mask[:, self.exit_action] |= ~mask.any(1)
-        kind = torch.multinomial(mask.float(), 1) if len(mask) else mask.nonzero()[:, :1]
-        action = self.random_action(state, kind.squeeze(1))
-        return tensordict.set(
-            keys.ACTION, action.reshape(tensordict.batch_size + self.action_shape)
-        )
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: object) -> TensorDict:
-        batch = self.batch_size if tensordict is None else tensordict.batch_size
-        state = self.source(batch.numel())
-        log_reward = state.new_full((len(state),), -torch.inf, dtype=torch.float32)
-        return self._observe(state, log_reward, self.sample_condition(len(state)), batch)
-
-    def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        state = self._rows(tensordict, keys.STATE, self.state_shape)
-        action = self._rows(tensordict, keys.ACTION, self.action_shape)
-        condition = None
-        if self.condition_shape is not None:
-            condition = self._rows(tensordict, keys.CONDITION, self.condition_shape)
-        # TorchRL marks the rows that an environment with a batch size shall advance.
-        marked = tensordict.get(keys.STEPPING, None)
-        steps = torch.ones_like(self.is_sink(state)) if marked is None else marked.reshape(-1)
-        self._check_legal(state, action, steps)
-        next_state = self.forward_step(state, action).where(self._per_row(steps), state)
-        exits = steps & (self.kind(action) == self.exit_action)
-        log_reward = exits.new_full(exits.shape, -torch.inf, dtype=torch.float32)
-        at_exit = None if condition is None else condition[exits]
-        log_reward[exits] = self.log_reward(state[exits], at_exit)
-        out = self._observe(next_state, log_reward, condition, tensordict.batch_size)
-        done = self.is_sink(next_state).reshape(*tensordict.batch_size, 1)
-        out.update({keys.DONE: done, keys.TERMINATED: done.clone()})
-        return out.set(keys.REWARD, out[keys.LOG_REWARD].exp().unsqueeze(-1))
-
-    def _register(self, **tensors: Tensor) -> None:
-        """Set tensors that move with the environment and are not in its ``state_dict``.
-
-        They are plain attributes: a buffer costs two calls of ``__getattr__`` whenever it is read.
-        """
-        for name, tensor in tensors.items():
-            setattr(self, name, tensor.to(self.device))
-        self._tensor_names = [*self._tensor_names, *tensors]
-
-    def _apply(self: E, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> E:
-        for name in self._tensor_names:
-            setattr(self, name, fn(getattr(self, name)))
-        return super()._apply(fn, recurse)
-
-    def _set_seed(self, seed: int | None) -> None:
-        """Do nothing: transitions are deterministic, and random actions use torch's generator."""
-
-    def _rows(self, tensordict: TensorDictBase, key: str, shape: torch.Size) -> Tensor:
-        """Return an entry with one batch dimension."""
-        value: Tensor | None = tensordict.get(key, None)
-        if value is None:  # a policy may write logits alone
-            raise KeyMismatchError(
-                f"a step needs {key!r}, got {sorted(map(str, tensordict.keys()))}: "
-                "gfn_rb.ActionSampler makes a policy draw actions"
-            )
-        expected = tensordict.batch_size + shape
-        if value.numel() != expected.numel():
-            raise ShapeError(f"{key} must have shape {list(expected)}, got {list(value.shape)}")
-        return value.reshape(tensordict.batch_size.numel(), *shape)
-
-    def _check_legal(self, state: Tensor, action: ActionBatch, steps: Flags) -> None:
-        mask, kind = self.forward_mask(state), self.kind(action)
-        inside = (kind >= 0) & (kind < self.n_actions)
-        legal = inside & mask.gather(1, kind.where(inside, 0)[:, None])[:, 0]
-        legal &= action.isfinite().reshape(len(action), self.action_shape.numel()).all(1)
-        bad = steps & ~legal
-        if bad.any():
-            row = int(bad.nonzero()[0])
-            raise ArgumentError(
-                f"action must be legal in its state, got {action[row].tolist()} in row {row} with "
-                f"state {state[row].tolist()}, expected one of {mask[row].nonzero()[:, 0].tolist()}"
-            )
-
-    def _observe(
-        self, state: StateBatch, log_reward: Floats, condition: Tensor | None, batch: torch.Size
-    ) -> TensorDict:
-        rows = {
-            keys.STATE: state,
-            keys.FORWARD_MASK: self.forward_mask(state),
-            keys.BACKWARD_MASK: self.backward_mask(state),
-            keys.LOG_REWARD: log_reward,
-        }
-        if condition is not None:
-            rows[keys.CONDITION] = condition
-        shaped = {key: value.reshape(batch + value.shape[1:]) for key, value in rows.items()}
-        return TensorDict(shaped, batch_size=batch, device=self.device)
-
-    def _set_specs(self) -> None:
-        read = {keys.STATE: self._spec(Unbounded, *self.state_shape, dtype=self.state_dtype)}
-        if self.condition_shape is not None:
-            read[keys.CONDITION] = self._spec(Unbounded, *self.condition_shape)
-        written = {
-            keys.FORWARD_MASK: self._spec(Binary, self.n_actions, dtype=torch.bool),
-            keys.BACKWARD_MASK: self._spec(Binary, self.n_actions - 1, dtype=torch.bool),
-            keys.LOG_REWARD: self._spec(Unbounded),
-        }
-        flag = self._spec(Binary, 1, dtype=torch.bool)
-        flags = {keys.DONE: flag, keys.TERMINATED: flag.clone()}
-        one = {"shape": self.batch_size, "device": self.device}
-        self.state_spec = Composite(read, **one).clone()
-        self.observation_spec = Composite({**read, **written}, **one)
-        self.action_spec = Categorical(self.n_actions, dtype=torch.int64, **one)
-        self.reward_spec = self._spec(Unbounded, 1)
-        self.done_spec = Composite(flags, **one)
-
-    def _spec(self, kind: type, *shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
-        return kind(shape=(*self.batch_size, *shape), device=self.device, dtype=dtype)
-
     def _is_move(self, kind: Integers) -> Flags:
         return kind.clamp(0, self.exit_action - 1) == kind  # fewer operations than two comparisons
 
@@ -606,9 +431,6 @@ class GFNEnv(KeepsArguments, EnvBase):
 
     def _per_row(self, flag: Flags) -> Bool[Tensor, "n *ones"]:
         return flag.view(-1, *(1 for _ in self.state_shape))
-
-    def _equals(self, state: StateBatch, one: Shaped[Tensor, "*state"]) -> Flags:
-        return (state == one).reshape(len(state), self.state_shape.numel()).all(1)
 
 
 def require_env(env: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gfn_rb.arguments import shown
 from gfn_rb.errors import ArgumentError
-from gfn_rb.shapes import Int64, Integers
+from gfn_rb.shapes import Int64, Integers, Shaped
 
 _TAKES_ARRAYS = "takes_arrays"
 
@@ -31,13 +31,25 @@ def takes_arrays(method: Method) -> Method:
     Rollouts on the CPU call it with arrays: on few rows it takes a third of the time. A method
     that overrides this one is without the mark, until given its own.
     """
-    setattr(method, _TAKES_ARRAYS, True)
+    setattr(method, _TAKES_ARRAYS, "")
     return method
 
 
-def host_form(method: Callable[..., Any]) -> HostFunction:
+def passes_on(attribute: str) -> Callable[[Method], Method]:
+    """Mark a method that only calls the one of its name of an attribute, which takes arrays."""
+
+    def mark(method: Method) -> Method:
+        setattr(method, _TAKES_ARRAYS, attribute)
+        return method
+
+    return mark
+
+
+def host_form(method: Any) -> HostFunction:
     """Return a bound method of an environment as a function of NumPy arrays."""
-    if hasattr(method, _TAKES_ARRAYS):
+    if attribute := getattr(method, _TAKES_ARRAYS, None):
+        return getattr(getattr(method.__self__, attribute), method.__name__)  # a call less
+    if attribute is not None:
         return method
     return lambda *arrays: method(*map(torch.from_numpy, arrays)).numpy()
 
@@ -88,3 +100,20 @@ def to_digits(number: Int64[Tensor, "*n"], base: int, n_digits: int) -> Int64[Te
     """Write numbers in a base, the most significant digit first."""
     powers = base ** torch.arange(n_digits - 1, -1, -1, device=number.device)
     return number[..., None] // powers % base
+
+
+def numbers_of(words: Sequence[str], width: int, dtype: torch.dtype) -> Shaped[Tensor, "n width"]:
+    """Return what ``numbers_in_words`` was given, so many numbers in each row."""
+    is_float = dtype.is_floating_point
+    kind, info = (float, torch.finfo(dtype)) if is_float else (int, torch.iinfo(dtype))
+    rows = []
+    for text in words:
+        try:
+            rows.append([kind(number) for number in text.strip().strip("()").split(",")])
+        except ValueError:
+            rows.append([])
+        if len(rows[-1]) != width or not all(info.min <= each <= info.max for each in rows[-1]):
+            raise ArgumentError(
+                f"words must be {width} finite {dtype} numbers, as (3, 0), got {text!r:.80}"
+            )
+    return torch.tensor(rows, dtype=dtype).reshape(-1, width)

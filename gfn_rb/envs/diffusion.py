@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.continuous import ContinuousEnv
-from gfn_rb.envs.core import check_positive
+from gfn_rb.envs.core import check_positive, numbers_of
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.flat import numbers_in_words
 from gfn_rb.shapes import Bool, Flags, Float, Floats, Modes, StateBatch
@@ -147,7 +147,7 @@ class DiffusionEnv(ContinuousEnv):
 
     def parse(self, words: Sequence[str]) -> StateBatch:
         """Return the terminating states at positions, as :meth:`describe` writes them."""
-        return self.at_end(self._parsed_numbers(words, len(self._start)))
+        return self.at_end(numbers_of(words, len(self._start), self.state_dtype).to(self._start))
 
     def encode(self, state: StateBatch) -> Float[Tensor, "n encoded"]:
         """Return the position in units of sigma, the time, and sines and cosines of the time."""

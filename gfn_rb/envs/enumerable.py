@@ -130,15 +130,7 @@ class EnumerableEnv(GFNEnv):
     def target_log_prob(
         self, condition: Shaped[Tensor, "*condition"] | None = None
     ) -> Float64[Tensor, "m"]:
-        """Return log R(x) - log Z of every terminating state, in nats.
-
-        Args:
-            condition: one condition, [*C], if the environment has conditions.
-
-        Raises:
-            ArgumentError: a condition is missing, or given to an environment without conditions.
-            ShapeError: the condition has another shape.
-        """
+        """Return log R(x) - log Z of every terminating state, in nats; see ``log_partition``."""
         return self._log_rewards(condition).log_softmax(0)
 
     @torch.no_grad()

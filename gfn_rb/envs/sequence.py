@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from gfn_rb.arguments import as_count
 from gfn_rb.envs.base import EnvOptions, GFNEnv
-from gfn_rb.envs.core import EitherBatch, EitherIntegers, from_digits, takes_arrays
+from gfn_rb.envs.core import EitherBatch, EitherIntegers, from_digits, passes_on, takes_arrays
 from gfn_rb.envs.orders import EMPTY, ORDERS, SINK
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Bool, Float, Int64, Integers, StateBatch
@@ -89,12 +89,12 @@ class SequenceEnv(GFNEnv):
         """Return which rows hold no letter yet."""
         return (state == EMPTY).all(1)
 
-    @takes_arrays
+    @passes_on("order")
     def forward_mask(self, state: EitherBatch) -> Bool[Any, "n actions"]:
         """Allow every move until the sequence is full, then the exit action."""
         return self.order.forward_mask(state)
 
-    @takes_arrays
+    @passes_on("order")
     def backward_mask(self, state: EitherBatch) -> Bool[Any, "n moves"]:
         """Return which letters could have been written last, and how."""
         return self.order.backward_mask(state)
@@ -146,12 +146,12 @@ class SequenceEnv(GFNEnv):
         fits = (self.n_letters + 1) ** self.length < 2**63
         return self.state_key(state) if fits else super().fingerprint(state)
 
-    @takes_arrays
+    @passes_on("order")
     def move(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Write one letter per row."""
         return self.order.move(state, move)
 
-    @takes_arrays
+    @passes_on("order")
     def undo(self, state: EitherBatch, move: EitherIntegers) -> EitherBatch:
         """Remove one letter per row."""
         return self.order.undo(state, move)

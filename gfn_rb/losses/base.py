@@ -101,6 +101,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         networks: names of the constructor's arguments that are modules.
         options: fields of a configuration that the constructor accepts.
         every_state_terminates: whether the loss requires that every state terminates.
+        takes_parameters: whether moves may have parameters.
         is_signed: whether the sign of a residual tells too much flow from too little, as Linex and
             the adaptive teacher need.
         scales: parameters that each shift all log flows; see :meth:`fit_log_z`.
@@ -122,8 +123,10 @@ class Loss(nn.Module, ABC, Generic[C]):
     networks: tuple[str, ...]
     options: tuple[str, ...] = ()
     every_state_terminates: bool = False
+    takes_parameters: bool = True
     is_signed: bool = True
     scales: tuple[str, ...] = ()
+    env: GFNEnv
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -146,13 +149,18 @@ class Loss(nn.Module, ABC, Generic[C]):
     ) -> None:
         super().__init__()
         require_env(env)
+        if env.action_shape and not self.takes_parameters:
+            raise ArgumentError(
+                f"env must have numbered actions for {type(self).__name__}, got a "
+                f"{type(env).__name__}, whose moves have parameters"
+            )
         if not callable(penalty):
             raise ArgumentError(f"penalty must be a callable, got {penalty!r}")
         if min_log_reward is not None:
             require_number("min_log_reward", min_log_reward)
         self.forward_policy = forward_policy
         self.penalty, self.min_log_reward = penalty, min_log_reward
-        self._env = (env,)  # in a tuple, so that an environment's buffers stay out of state_dict
+        vars(self)["env"] = env  # not as a submodule: it is not saved with the loss
 
     def forward(self, batch: C | TensorDictBase) -> Float[Tensor, ""]:
         """Return the mean cost of the rows.
@@ -244,11 +252,6 @@ class Loss(nn.Module, ABC, Generic[C]):
         """Return how many reward calls the loss makes for some rows."""
         return 0
 
-    @property
-    def env(self) -> GFNEnv:
-        """The environment of the rows."""
-        return self._env[0]
-
     def _rows(self, batch: C | TensorDictBase) -> C:
         if isinstance(batch, TensorDictBase):
             batch = self.reads.from_tensordict(batch)
@@ -274,21 +277,13 @@ class Loss(nn.Module, ABC, Generic[C]):
         return log_reward.clamp(min=self.min_log_reward)
 
 
-def require_numbered(env: GFNEnv, loss: Loss[Any]) -> None:
-    """Raise unless the actions of an environment are numbers."""
-    if env.action_shape:
-        raise ArgumentError(
-            f"env must have numbered actions for {type(loss).__name__}, got a "
-            f"{type(env).__name__}, whose moves have parameters"
-        )
-
-
 class BalanceLoss(Loss[C]):
     """A loss that compares forward flows with backward flows.
 
     Args:
-        forward_policy: module that gives P_F.
-        backward_policy: module that gives P_B.
+        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
+        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
+            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
         env: environment of the rows; not a submodule of the loss.
         **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
 

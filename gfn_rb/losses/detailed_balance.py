@@ -13,7 +13,7 @@ from gfn_rb import keys
 from gfn_rb.arguments import require_kind
 from gfn_rb.containers import Trajectories, Transitions
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms, require_numbered
+from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms
 from gfn_rb.rollout import action_log_probs, taken_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import entry_of
@@ -67,13 +67,10 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     R(x) replaces log F(s') + log P_B(s | s'). A batch may contain forward and backward rows, and
     rows of incomplete episodes.
 
+    Further arguments are those of :class:`~gfn_rb.losses.BalanceLoss`.
+
     Args:
-        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
-        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
-            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
-        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
-        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
     """
 
     name = "db"
@@ -124,28 +121,14 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     the environment for the rewards at both ends, because rows contain only the reward at the end of
     an episode. These are additional reward calls.
 
-    Args:
-        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
-        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
-            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
-        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
-        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
+    Arguments are those of :class:`~gfn_rb.losses.BalanceLoss`.
     """
 
     name = "mdb"
     reads = Transitions
     networks = ("forward_policy", "backward_policy")
     every_state_terminates = True
-
-    def __init__(
-        self,
-        forward_policy: TensorDictModuleBase,
-        backward_policy: TensorDictModuleBase,
-        env: GFNEnv,
-        **options: Any,
-    ) -> None:
-        super().__init__(forward_policy, backward_policy, env, **options)
-        require_numbered(env, self)
+    takes_parameters = False
 
     def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
         """Return delta(s, s') of each row, in nats, with gradient; 0 for terminating rows.

@@ -12,7 +12,7 @@ from torch import Tensor
 from gfn_rb.containers import States, Trajectories
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.losses.base import SumLoss, require_finite_terms, require_numbered
+from gfn_rb.losses.base import SumLoss, require_finite_terms
 from gfn_rb.rollout.log_probs import places
 from gfn_rb.rollout.outputs import policy_outputs, require_direction
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
@@ -49,11 +49,11 @@ class FlowMatching(SumLoss[States]):
     reads = States
     networks = ("forward_policy",)
     is_signed = False
+    takes_parameters = False
     scales = ("forward_policy.head.bias",)
 
     def __init__(self, forward_policy: TensorDictModuleBase, env: GFNEnv, **options: Any) -> None:
         super().__init__(forward_policy, env, **options)
-        require_numbered(env, self)
         if require_direction(forward_policy, "forward_policy"):
             raise ArgumentError("forward_policy must have is_backward False, got True")
 

@@ -34,16 +34,13 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
     A trajectory with R(x) = 0 has no finite residual and raises an error, unless ``min_log_reward``
     is set.
 
+    Further arguments are those of :class:`~gfn_rb.losses.BalanceLoss`.
+
     Args:
-        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
-        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
-            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
-        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         log_z: module that gives log Z_theta when called with the conditions [n, *C] of n
             trajectories, or with None if they have none. It returns one number, as
             :class:`~gfn_rb.policies.LogZ` does, or one per trajectory, as
             :class:`~gfn_rb.policies.ConditionalLogZ` does.
-        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
     """
 
     name = "tb"
@@ -168,14 +165,11 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
     A batch may contain forward and backward rows. Memory grows with the square of the padded
     length.
 
+    Further arguments are those of :class:`~gfn_rb.losses.BalanceLoss`.
+
     Args:
-        forward_policy: module that gives P_F, such as :class:`~gfn_rb.policies.ForwardPolicy`.
-        backward_policy: module that gives P_B, such as :class:`~gfn_rb.policies.BackwardPolicy` or
-            :class:`~gfn_rb.policies.UniformBackwardPolicy`.
-        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
         state_flow: module that gives log F in nats, such as :class:`~gfn_rb.policies.StateFlow`.
         subtb_lambda: weight of each further step, above 0.
-        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
     """
 
     name = "subtb"

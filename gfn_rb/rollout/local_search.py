@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -201,21 +202,35 @@ class LocalSearchSampler(Sampler):
         }
         batch = super().sample_trajectories(env, n, states, conditions, **keep)
         self.n_reward_calls += len(batch)
-        batches, current = [batch], _terminating(batch)
-        for _ in range(n_local_search_loops):
-            batch, updated = self.local_search(
-                env,
-                current,
-                back_steps=back_steps,
-                back_ratio=back_ratio,
-                use_metropolis_hastings=use_metropolis_hastings,
-                **keep,
-            )
-            batches.append(batch)
+        proposals = self.proposals(
+            env,
+            batch,
+            n_local_search_loops,
+            back_steps=back_steps,
+            back_ratio=back_ratio,
+            use_metropolis_hastings=use_metropolis_hastings,
+            **keep,
+        )
+        return Trajectories.cat([batch, *proposals])
+
+    def proposals(
+        self, env: GFNEnv, trajectories: Trajectories | States, n_loops: int, **options: Any
+    ) -> Iterator[Trajectories]:
+        """Yield the proposals of several searches, each around what earlier ones accepted.
+
+        Args:
+            env: the environment.
+            trajectories: what the first search starts from, as in :meth:`local_search`.
+            n_loops: number of searches.
+            **options: further arguments of :meth:`local_search`.
+        """
+        current = _terminating(trajectories)
+        for _ in range(n_loops):
+            batch, updated = self.local_search(env, current, **options)
+            yield batch
             row = torch.arange(len(current), device=updated.device)
             both = States.cat([current, _terminating(batch)])
             current = both[row + len(current) * updated]
-        return Trajectories.cat(batches)
 
 
 def _terminating(rows: Trajectories | States) -> States:

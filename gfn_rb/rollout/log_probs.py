@@ -101,11 +101,9 @@ def both_log_probs(
     trajectories: Trajectories,
 ) -> tuple[Float[Tensor, "n T"], Float[Tensor, "n T"]]:
     """Compute ``taken_log_probs`` of two policies; a trunk they share is called once."""
-    trunk, other = (
-        policy.plain_trunk() if isinstance(policy, StateModule) else None
-        for policy in (forward, backward)
-    )
-    if trunk is None or trunk is not other or not is_readable(trajectories.state):
+    trunk = forward.plain_trunk() if isinstance(forward, StateModule) else None
+    is_shared = isinstance(backward, StateModule) and backward.plain_trunk() is trunk is not None
+    if not is_shared or not is_readable(trajectories.state):
         return (
             taken_log_probs(forward, env, trajectories),
             taken_log_probs(backward, env, trajectories),

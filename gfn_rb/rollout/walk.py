@@ -141,7 +141,7 @@ class Walk:
         evaluate = None
         if type(self.policy).forward is StateModule.forward and not env.action_shape:
             evaluate = self.policy.evaluator()
-        is_plain = explored == Exploration(generator=explored.generator)
+        is_plain = explored.temperature == 1 and not (explored.epsilon or explored.exit_bias)
         steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
         row, state = np.arange(len(start)), start.detach().numpy()
         action, goes_on = row, np.ones(len(start), np.bool_)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gfn_rb.training.options import (
         DRAW as DRAW,
         KEEP as KEEP,
-        AnnealOptions as AnnealOptions,
         FeedOptions as FeedOptions,
         KeepDiverse as KeepDiverse,
         KeepRecent as KeepRecent,

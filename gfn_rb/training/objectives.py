@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gfn_rb.arguments import require_kind
@@ -132,25 +132,13 @@ class FallingRates(ReduceLROnPlateau):
             self.step(self.log_loss)
 
 
-def make_schedule(
-    config: TrainConfig, optimizer: torch.optim.Optimizer, is_shared: bool
-) -> LRScheduler | FallingRates:
-    """Return what changes learning rates, at each step of training.
-
-    Ranks that share gradients need the same rates, and each sees a loss of its own: without
-    ``lr_end``, theirs stay.
-    """
-    if config.lr_end is not None:
-        return LinearLR(optimizer, 1.0, config.lr_end, config.anneal_steps)
-    return LinearLR(optimizer, 1.0, 1.0, total_iters=1) if is_shared else FallingRates(optimizer)
-
-
 class AdaptiveClip:
     """Clips gradients at ten times their usual norm, so that one batch cannot undo a run.
 
     After a single huge gradient Adam takes tiny steps for a thousand more. The usual norm is the
     exponential moving average of its logarithm over about 100 calls (AutoClip, Seetharaman et al.
-    2020, arXiv:2007.14469, has a percentile). What is clipped counts as clipped.
+    2020, arXiv:2007.14469, has a percentile). What is clipped counts as clipped. All attributes are
+    numbers, which checkpoints hold.
     """
 
     LARGEST = 10.0  # relative to the usual norm
@@ -168,14 +156,6 @@ class AdaptiveClip:
             nn.utils.clip_grads_with_norm_(held, math.exp(log_norm), norm)
         self._n += 1
         self._log_norm += max(0.01, 1 / self._n) * (log_norm - self._log_norm)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the usual norm, and of how many calls it is."""
-        return {"log_norm": self._log_norm, "n": self._n}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._log_norm, self._n = state_dict["log_norm"], state_dict["n"]
 
 
 def clip_at(max_norm: float | None) -> Callable[[Iterable[nn.Parameter]], object] | None:

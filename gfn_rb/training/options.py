@@ -249,16 +249,6 @@ class FeedOptions:
     items; fewer items save time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnnealOptions:
-    """How epsilon, the temperature and the learning rates reach their final values."""
-
-    by: _Own[Literal["linear", "exponential"]] = "linear"
-    """Schedule of epsilon and the temperature: linear or exponential."""
-    steps: rules.PositiveInt | None = None
-    """Steps until the final values are reached. Default: the steps of the run."""
-
-
 # Everything else.
 
 
@@ -331,6 +321,9 @@ class GeneralOptions:
     lr_end: rules.Share | None = None
     """Final value of both learning rates, as a share of the initial values, to which they fall
     linearly. None: they fall once nothing new is found and the loss no longer falls."""
+    anneal_steps: rules.PositiveInt | None = None
+    """Steps in which epsilon, the temperature of the draw and the learning rates change linearly to
+    their final values. Default: the steps of the run."""
     log_z: rules.FiniteFloat | None = None
     """Initial log Z, in nats, of tb, subtb and db. None: what the first fresh batch estimates,
     which moves with a constant added to log R, so that the constant changes nothing else."""
@@ -374,7 +367,6 @@ class GeneralOptions:
     """Which items the buffer keeps."""
     search: SearchOptions = SearchOptions()
     teacher: TeacherOptions = TeacherOptions()
-    anneal: AnnealOptions = AnnealOptions()
     metrics: MetricsOptions = MetricsOptions()
     managers: ManagersOptions = ManagersOptions()
     feed: FeedOptions = FeedOptions()

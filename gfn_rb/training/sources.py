@@ -1,4 +1,4 @@
-"""Sources of the fresh trajectories of a training run: a policy, a local search, a teacher."""
+"""Sources of the fresh trajectories of a training run: a policy, or a teacher."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import GFNEnv
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.losses import Loss
-from gfn_rb.rollout import LocalSearchSampler, Sampler
+from gfn_rb.rollout import Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import (
-    backward_policy,
     clip_at,
     make_loss,
     make_optimizer,
     mean_per_item,
     take_step,
 )
-from gfn_rb.training.options import SearchOptions
 from gfn_rb.training.replay import TeacherReward
 
 
@@ -38,7 +35,7 @@ class AdaptiveTemperature:
     where the policy repeats itself, and sharper where most of what it finds is new.
 
     Attributes:
-        value: the temperature now.
+        value: the temperature now, the only state, which checkpoints hold.
     """
 
     GAIN, RANGE = 0.05, (0.5, 2.0)
@@ -51,14 +48,6 @@ class AdaptiveTemperature:
         lowest, highest = self.RANGE
         value = self.value * math.exp(self.GAIN * (0.5 - share_new))
         self.value = min(max(value, lowest), highest)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the temperature."""
-        return {"value": self.value}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore it."""
-        self.value = state_dict["value"]
 
 
 @dataclass(frozen=True)
@@ -80,33 +69,6 @@ class Source:
             epsilon=self.epsilon(),
             temperature=self.temperature(),
         )
-
-
-@dataclass(frozen=True)
-class LocalSearchSource:
-    """Follows trajectories of another source by all proposals of a local search around them.
-
-    Each loop searches around the best of the loops before (Kim et al. 2023, arXiv:2310.02710).
-    """
-
-    source: Source | TeacherSource
-    search: LocalSearchSampler
-    env: GFNEnv
-    options: SearchOptions
-    generator: torch.Generator
-
-    def sample(self, n: int) -> Trajectories:
-        """Return n * (1 + loops) trajectories: the source's, then each loop's proposals."""
-        current = self.source.sample(n)
-        batches = [current]
-        for _ in range(self.options.loops):
-            proposed, accepted = self.search.local_search(
-                self.env, current, back_ratio=self.options.back_ratio, generator=self.generator
-            )
-            row = torch.arange(n, device=accepted.device)
-            batches.append(proposed)
-            current = Trajectories.cat([current, proposed])[row + n * accepted]
-        return Trajectories.cat(batches)
 
 
 class TeacherSource:
@@ -168,27 +130,3 @@ class TeacherSource:
         self.loss.load_state_dict(state_dict["policies"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self._is_new, self._n_batches = state_dict["is_new"], state_dict["n_batches"]
-
-
-def make_source(
-    config: TrainConfig,
-    env: GFNEnv,
-    loss: Loss,
-    generator: torch.Generator,
-    seed: int,
-    epsilon: Callable[[], float],
-    temperature: Callable[[], float],
-) -> tuple[Source | TeacherSource | LocalSearchSource, TeacherSource | None]:
-    """Return the source that a configuration asks for, and the one in it that learns.
-
-    ``seed`` is that of a teacher's weights, and ``temperature`` that of the policy's trajectories.
-    """
-    student = Source(env, Sampler(loss.forward_policy), generator, epsilon, temperature)
-    taught = None
-    if config.teacher.share:
-        taught = TeacherSource(student, config, env, generator, seed, epsilon)
-    source = student if taught is None else taught
-    if config.search.loops:
-        sampler = LocalSearchSampler(loss.forward_policy, backward_policy(loss))
-        return LocalSearchSource(source, sampler, env, config.search, generator), taught
-    return source, taught

@@ -88,15 +88,6 @@ class TrainConfig(options.GeneralOptions):
         for name, fits, allowed in self._demands():
             if not fits:
                 raise ArgumentError(f"{name} must be {allowed}, got {values[name]!r}")
-        ends = {"epsilon": (self.epsilon, self.epsilon_end)}
-        if isinstance(self.draw, options.SoftmaxDraw):
-            ends["draw.temperature"] = (self.draw.temperature, self.draw.temperature_end)
-        for name, (start, end) in ends.items():
-            if self.anneal.by == "exponential" and end is not None and not start * end > 0:
-                raise ArgumentError(
-                    f"{name} and {name}_end must be above 0 with anneal exponential, got {start} "
-                    f"and {end}"
-                )
         default, usual = type(self)(), flat(asdict(options.GeneralOptions()))
         for name, needed in self.without_effect():
             value = attrgetter(name)(self)
@@ -145,10 +136,8 @@ class TrainConfig(options.GeneralOptions):
                 yield name, "replay_ratio is above 0"
         if self.offline_data is None:
             yield "offline_share", "offline_data is given"
-        if self.epsilon_end is self.draw_temperature_end is None:
-            yield "anneal.by", "epsilon_end or draw.temperature_end is given"
-            if self.lr_end is None:
-                yield "anneal.steps", "epsilon_end, draw.temperature_end or lr_end is given"
+        if self.epsilon_end is self.draw_temperature_end is self.lr_end is None:
+            yield "anneal_steps", "epsilon_end, draw.temperature_end or lr_end is given"
 
     def _demands(self) -> Iterator[tuple[str, bool, str]]:
         """Yield options, whether the others allow their values, and which values they allow."""
@@ -208,9 +197,9 @@ class TrainConfig(options.GeneralOptions):
         return self.draw.temperature_end if isinstance(self.draw, options.SoftmaxDraw) else None
 
     @property
-    def anneal_steps(self) -> int:
+    def n_anneal_steps(self) -> int:
         """Number of steps until annealed options have their final values."""
-        return self.anneal.steps or self.steps
+        return self.anneal_steps or self.steps
 
     def annealed(self, start: float, end: float | None, step: int) -> float:
         """Return the value of an annealed option.
@@ -222,10 +211,7 @@ class TrainConfig(options.GeneralOptions):
         """
         if end is None:
             return float(start)
-        part = min(1.0, step / self.anneal_steps)
-        if self.anneal.by == "linear":
-            return float(start + part * (end - start))
-        return float(start * (end / start) ** part)
+        return float(start + min(1.0, step / self.n_anneal_steps) * (end - start))
 
     def is_measured(self, step: int) -> bool:
         """Return whether metrics are recorded after a step."""
@@ -238,8 +224,7 @@ class TrainConfig(options.GeneralOptions):
         """Return the configuration with another number of steps and the same annealing schedule."""
         ends = self.epsilon_end, self.draw_temperature_end, self.lr_end
         if any(end is not None for end in ends):
-            anneal = replace(self.anneal, steps=self.anneal_steps)
-            return replace(self, steps=steps, anneal=anneal)
+            return replace(self, steps=steps, anneal_steps=self.n_anneal_steps)
         return replace(self, steps=steps)
 
     def make_env(self) -> gfn_rb.envs.GFNEnv:

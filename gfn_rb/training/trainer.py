@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torch.optim.lr_scheduler import LinearLR
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 
@@ -28,7 +29,7 @@ from gfn_rb.envs import ContinuousEnv, GFNEnv
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.losses import Loss
 from gfn_rb.numerics.flat import flat_rows
-from gfn_rb.rollout import Sampler
+from gfn_rb.rollout import LocalSearchSampler, Sampler
 from gfn_rb.shapes import Float
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.torchrl_compat import members_of
@@ -38,7 +39,11 @@ from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
 from gfn_rb.training.options import PriorityDraw, SoftmaxDraw, TeacherDraw
 from gfn_rb.training.replay import REPLAY, TeacherReward
 from gfn_rb.training.session.folder import Row, run_secret
-from gfn_rb.training.sources import AdaptiveTemperature, make_source
+from gfn_rb.training.sources import (
+    AdaptiveTemperature,
+    Source,
+    TeacherSource,
+)
 
 FLOW = ("offered", "accepted", "evicted", "drawn", "mean_age", "largest_age")
 PHASES = ("rollout", "buffer", "learning", "evaluation")
@@ -98,20 +103,27 @@ class Trainer:
         initial, rollout, replay = _seeds(config.seed, stream)
         self.loss = objectives.make_loss(config, self.env, initial)
         self.optimizer = objectives.make_optimizer(config, self.loss)
-        self.schedule = objectives.make_schedule(
-            config, self.optimizer, self.hooks.gradients is not None
-        )
+        self.schedule: LinearLR | objectives.FallingRates
+        if config.lr_end is None and self.hooks.gradients is None:
+            self.schedule = objectives.FallingRates(self.optimizer)
+        else:  # ranks that share gradients need the same rates, and each sees a loss of its own
+            end = 1.0 if config.lr_end is None else config.lr_end
+            self.schedule = LinearLR(self.optimizer, 1.0, end, config.n_anneal_steps)
         self.average = objectives.WeightAverage(self.loss)
         self.clip = objectives.AdaptiveClip()
         self._clip = objectives.clip_at(config.clip_grad_norm) or self.clip
         self.generator = torch.Generator(config.device).manual_seed(rollout)
-        self.backward = Sampler(objectives.backward_policy(self.loss))
+        self.search = LocalSearchSampler(
+            self.loss.forward_policy, objectives.backward_policy(self.loss)
+        )
         self.temperature = AdaptiveTemperature()
-        self.source, self.teacher = make_source(
-            config, self.env, self.loss, self.generator, initial + 1,
-            epsilon=lambda: config.annealed(config.epsilon, config.epsilon_end, self.steps_done),
-            temperature=self._temperature,
-        )  # fmt: skip
+        given = self.env, Sampler(self.loss.forward_policy), self.generator, self._epsilon
+        student, self.teacher = Source(*given, self._temperature), None
+        if config.teacher.share:
+            self.teacher = TeacherSource(
+                student, config, self.env, self.generator, initial + 1, self._epsilon
+            )
+        self.source = self.teacher or student
         self._priority_of: Callable[[Tensor], Tensor] = torch.abs  # residuals
         if isinstance(config.draw, TeacherDraw):
             self._priority_of = TeacherReward(config.draw.c)
@@ -138,8 +150,7 @@ class Trainer:
         # What has a state of its own, by its name in checkpoints.
         self._parts: dict[str, Any] = {
             "policies": self.loss, "average": self.average, "optimizer": self.optimizer,
-            "schedule": self.schedule, "discovery": self.discovery, "temperature": self.temperature,
-            "clip": self.clip,
+            "schedule": self.schedule, "discovery": self.discovery,
         }  # fmt: skip
         if self.teacher is not None:
             self._parts["teacher"] = self.teacher
@@ -185,6 +196,10 @@ class Trainer:
             self.hooks.stepped(self)
         return loss
 
+    def _epsilon(self) -> float:
+        """Return the share of random actions in the next fresh batch."""
+        return self.config.annealed(self.config.epsilon, self.config.epsilon_end, self.steps_done)
+
     def _temperature(self) -> float:
         """Return the temperature of the next fresh batch; every other one explores."""
         if self.config.temperature is not None:
@@ -204,7 +219,11 @@ class Trainer:
         """Store fresh trajectories; return them, and what others have fed in the meantime."""
         # Phases of a step follow each other: to switch takes a fourth of the calls of contexts.
         self.watch.switch("rollout")
-        fresh = self.source.sample(self.config.batch_size)
+        fresh, search = self.source.sample(self.config.batch_size), self.config.search
+        if search.loops:  # around each fresh trajectory (Kim et al. 2023, arXiv:2310.02710)
+            options = {"back_ratio": search.back_ratio, "generator": self.generator}
+            proposals = self.search.proposals(self.env, fresh, search.loops, **options)
+            fresh = Trajectories.cat([fresh, *proposals])
         length = fresh.length
         self._share_new = self.discovery.add(fresh) / length.shape[0]
         self.temperature.update(self._share_new)
@@ -277,7 +296,7 @@ class Trainer:
     def _regenerate(self, rows: TensorDictBase) -> TensorDictBase:
         """Sample forward trajectories to stored terminating states. Costs no reward calls."""
         with self.watch("rollout"):
-            trajectories = self.backward.sample_trajectories(
+            trajectories = self.search.backward_sampler.sample_trajectories(
                 self.env,
                 states=rows.get(keys.STATE),
                 conditions=rows.get(keys.CONDITION, None),
@@ -352,6 +371,8 @@ class Trainer:
             secret=self._secret,
             config=self.config.to_dict(),
             **{name: part.state_dict() for name, part in self._parts.items()},
+            temperature=vars(self.temperature),
+            clip=vars(self.clip),
             generator=self.generator.get_state(),
             steps_done=self.steps_done,
             history=self.history,
@@ -383,6 +404,8 @@ class Trainer:
         extra = load_checkpoint(path, self.replayed, secret=self._secret)
         for name, part in self._parts.items():
             part.load_state_dict(extra[name])
+        vars(self.temperature).update(extra["temperature"])
+        vars(self.clip).update(extra["clip"])
         self.generator.set_state(extra["generator"])
         self.steps_done = extra["steps_done"]
         self.history, self._losses = extra["history"], extra["losses"]

@@ -14,12 +14,6 @@ from torchrl.envs.utils import check_env_specs
 from gfn_rb import envs
 from gfn_rb.envs import BitSequence, HyperGrid, TFBind8
 from gfn_rb.envs.base import GFNEnv
-from gfn_rb.envs.conformance import GFNEnvConformance
-
-
-class TestScalarStatesAndConditions(GFNEnvConformance):
-    def make_env(self) -> Ladder:
-        return Ladder(4)
 
 
 def test_fingerprints_are_sums_of_fixed_odd_multiples() -> None:

@@ -11,13 +11,7 @@ from torch import Tensor
 
 from gfn_rb.envs import BayesianDAG, bayesian_dag
 from gfn_rb.envs.bayesian_dag import BGeScore, draw_data
-from gfn_rb.envs.conformance import EnumerableEnvConformance
 from gfn_rb.errors import ArgumentError
-
-
-class TestBayesianDAGOf4Nodes(EnumerableEnvConformance):
-    def make_env(self) -> BayesianDAG:
-        return BayesianDAG(4, n_samples=20)
 
 
 def is_acyclic(graph: np.ndarray) -> bool:

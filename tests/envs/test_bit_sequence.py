@@ -6,12 +6,6 @@ from hypothesis import given, strategies as st
 
 from gfn_rb.envs import BitSequence
 from gfn_rb.envs.bit_sequence import BLOCKS, draw_modes
-from gfn_rb.envs.conformance import EnumerableEnvConformance
-
-
-class TestBitSequence(EnumerableEnvConformance):
-    def make_env(self) -> BitSequence:
-        return BitSequence(8, 2, n_modes=3)
 
 
 def hamming(one: str, other: str) -> int:

@@ -15,11 +15,6 @@ from gfn_rb.policies import MixturePolicy, ReferencePolicy
 from gfn_rb.rollout import taken_log_probs
 
 
-class TestLine(ContinuousEnvConformance):
-    def make_env(self) -> Line:
-        return Line()
-
-
 def states(env, x, t):
     x = torch.as_tensor(x)
     return torch.stack([x, torch.full_like(x, t)], 1)
@@ -58,19 +53,9 @@ def test_modes_are_reached_within_a_standard_deviation():
     assert env.modes_reached(states(env, [-1.4, 0.0, 1.2, 2.9], 5.0)).tolist() == [0, 1, 1]
 
 
-class TestGaussians25(ContinuousEnvConformance):
-    def make_env(self) -> Gaussians25:
-        return Gaussians25(n_steps=8)
-
-
 class TestFunnel(ContinuousEnvConformance):
     def make_env(self) -> Funnel:
         return Funnel(ndim=3, n_steps=8)
-
-
-class TestManywell(ContinuousEnvConformance):
-    def make_env(self) -> Manywell:
-        return Manywell(ndim=4, n_steps=8)
 
 
 @pytest.mark.slow
@@ -152,11 +137,6 @@ def test_a_policy_has_one_normal_density_in_each_step_of_a_diffusion():
     mixture = MixturePolicy(env, (8,), n_components=2)
     assert policy.head.out_features == 2 + 1 + 2 * 4
     assert mixture.head.out_features == 2 + 2 * (1 + 2 * 4)
-
-
-class TestBox(ContinuousEnvConformance):
-    def make_env(self) -> Box:
-        return Box()
 
 
 def test_rewards_in_the_square_average_to_z():

@@ -11,12 +11,6 @@ from hypothesis import given, strategies as st
 from scipy.stats import kstest
 
 from gfn_rb.envs import ConditionalHyperGrid, DeceptiveGrid, EnumerableEnv, HyperGrid
-from gfn_rb.envs.conformance import EnumerableEnvConformance
-
-
-class TestHyperGrid8x8(EnumerableEnvConformance):
-    def make_env(self) -> HyperGrid:
-        return HyperGrid(2, 8)
 
 
 def reward_in_fractions(
@@ -75,11 +69,6 @@ def test_masks_and_steps_by_hand() -> None:
     assert (env.n_actions, env.max_length, env.encoded_size) == (3, 5, 6)
 
 
-class TestConditionalHyperGrid(EnumerableEnvConformance):
-    def make_env(self) -> ConditionalHyperGrid:
-        return ConditionalHyperGrid(2, 8)
-
-
 def test_rewards_by_hand() -> None:
     # R(0, 0) = 0.6, R(1, 1) = 2.6, R(3, 4) = 0.1
     env = ConditionalHyperGrid(2, 8)
@@ -108,11 +97,6 @@ def test_fixed_conditions_by_hand() -> None:
     assert env.fixed_conditions(0).shape == (0, 1)
     code = env.encode_condition(torch.tensor([[0.25], [1.0], [4.0]]))
     torch.testing.assert_close(code, torch.tensor([[-1.0], [0.0], [1.0]]))
-
-
-class TestDeceptiveGrid9x9(EnumerableEnvConformance):
-    def make_env(self) -> DeceptiveGrid:
-        return DeceptiveGrid(2, 9)
 
 
 def published_rewards(ndim: int, height: int) -> np.ndarray:

@@ -9,16 +9,10 @@ import RNA
 import torch
 
 from gfn_rb.envs import EnumerableEnv, RNABinding, rna_binding
-from gfn_rb.envs.conformance import GFNEnvConformance
 from gfn_rb.envs.rna_binding import TARGETS, known_sums, lowest_energy
 from gfn_rb.errors import GfnRbError
 
 SHORT = ("GGGCAAUGCC", "AUGGCUUACG")  # short targets, quick to fold
-
-
-class TestRNABindingAppend(GFNEnvConformance):
-    def make_env(self) -> RNABinding:
-        return RNABinding(SHORT, 4, threshold=0.5)
 
 
 def test_energies_are_those_of_viennarna() -> None:

@@ -69,18 +69,6 @@ def test_published_modes_lie_apart() -> None:
     assert int((TFBind8().mode_index(modes) >= 0).sum()) == 101
 
 
-def test_strings_and_states() -> None:
-    env = TFBind8()
-    assert env.parse(["ACGTACGT"]).tolist() == [[0, 1, 2, 3] * 2]
-    assert env.describe(torch.tensor([[2, 0] + [-1] * 6])) == ["GA------"]
-    assert env.parse([]).shape == (0, 8)
-    every = env.terminating_states()
-    texts = env.describe(every)
-    assert env.parse(texts).equal(every)
-    assert texts == sorted(texts)
-    assert len(texts) == 65536
-
-
 def test_rewards_by_the_table() -> None:
     env, score = QM9Strings(), load_table(QM9_PATH)
     state = torch.tensor([[0] * 5, [0, 0, 0, 1, 1], [10, 9, 8, 7, 6]])

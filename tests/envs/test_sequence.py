@@ -7,19 +7,9 @@ from gfn_rb.envs import SequenceEnv
 from gfn_rb.envs.conformance import EnumerableEnvConformance
 
 
-class TestAppend(EnumerableEnvConformance):
-    def make_env(self) -> CountOnes:
-        return CountOnes(2, 5, "append")
-
-
 class TestPrependAppend(EnumerableEnvConformance):
     def make_env(self) -> CountOnes:
         return CountOnes(2, 5, "prepend_append")
-
-
-class TestNonAutoregressive(EnumerableEnvConformance):
-    def make_env(self) -> CountOnes:
-        return CountOnes(2, 4, "non_autoregressive")
 
 
 def test_append_by_hand() -> None:

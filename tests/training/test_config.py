@@ -17,7 +17,6 @@ from gfn_rb.training import (
     DRAW,
     KEEP,
     REPLAY,
-    AnnealOptions,
     BayesianDAGConfig,
     BitSequenceConfig,
     ConditionalHyperGridConfig,
@@ -98,19 +97,10 @@ def test_tables_hold_the_names_that_a_configuration_may(names, table):
         assert [kind().kind for kind in kinds.values()] == list(kinds)
 
 
-@pytest.mark.parametrize(
-    ("anneal", "values"), [("linear", [4.0, 2.5, 1.0, 1.0]), ("exponential", [4.0, 2.0, 1.0, 1.0])]
-)
-def test_what_is_annealed_reaches_its_end_and_stays_there(anneal, values):
-    config = TFBind8Config(anneal=AnnealOptions(by=anneal, steps=10))
-    assert [config.annealed(4.0, 1.0, step) for step in (0, 5, 10, 99)] == values
-    assert config.annealed(4.0, None, 5) == 4.0
-
-
 def test_annealing_takes_the_steps_of_the_run_but_no_more_when_it_is_resumed():
     for options in ({"epsilon_end": 0.0}, {"draw": SoftmaxDraw(temperature_end=2.0)}):
         config = TFBind8Config(epsilon=0.5, steps=8, **options)
-        assert config.anneal_steps == config.with_steps(80).anneal_steps == 8
+        assert config.n_anneal_steps == config.with_steps(80).n_anneal_steps == 8
     assert TFBind8Config(steps=8).with_steps(80) == TFBind8Config(steps=80)
 
 
@@ -155,8 +145,7 @@ def test_configurations_say_rightly_whether_every_state_terminates(config):
         ("metrics.samples", {"metrics": MetricsOptions(samples=20)}),
         ("managers.journal", {"managers": ManagersOptions(journal=True)}),
         ("feed.quota", {"feed": FeedOptions(quota=32)}),
-        ("anneal.by", {"anneal": AnnealOptions(by="exponential")}),
-        ("anneal.steps", {"anneal": AnnealOptions(steps=10)}),
+        ("anneal_steps", {"anneal_steps": 10}),
         ("subtb_lambda", {"subtb_lambda": 0.5}),
         ("backward", {"backward": "learned", "loss": "fm", "replay": "states"}),
         ("lr_log_z", {"lr_log_z": 0.2, "loss": "subtb"}),

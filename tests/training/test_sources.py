@@ -1,28 +1,14 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 import torch
-from training.training_runs import (
-    DNA,
-    GRID,
-    WARM_GRID,
-    equal,
-    grid,
-)
+from training.training_runs import DNA, GRID, WARM_GRID, equal, grid
 
-from gfn_rb import Trajectories
-from gfn_rb.rollout import LocalSearchSampler
-from gfn_rb.training import SearchOptions, Trainer
-from gfn_rb.training.sources import LocalSearchSource, Source
-
-
-@pytest.fixture(scope="module")
-def batches():
-    trainer = Trainer(GRID)
-    return [trainer.source.sample(3) for _ in range(3)]
+from gfn_rb.training import BoxConfig, HyperGridConfig, SearchOptions, Trainer
+from gfn_rb.training.sources import AdaptiveTemperature, Source
 
 
 def test_the_policy_is_sampled_as_told():
@@ -34,44 +20,75 @@ def test_the_policy_is_sampled_as_told():
     assert type(trainer.source) is Source
 
 
-def test_each_loop_goes_on_from_what_was_accepted(batches):
-    first, second, third = batches
-    start = Mock(Source, sample=Mock(return_value=first))
-    accepted = torch.tensor([True, False, True]), torch.zeros(3, dtype=torch.bool)
-    proposals = [(second, accepted[0]), (third, accepted[1])]
-    search = Mock(LocalSearchSampler, local_search=Mock(side_effect=proposals))
-    generator = torch.Generator()
-    source = LocalSearchSource(start, search, GRID.make_env(), SearchOptions(2, 0.25), generator)
-    found = source.sample(3)
-    equal(found.state.tolist(), Trajectories.cat(batches).state.tolist())
-    calls = search.local_search.call_args_list
-    assert [call.kwargs for call in calls] == [{"back_ratio": 0.25, "generator": generator}] * 2
-    assert calls[0].args[1] is first
-    for name in ("terminating_states", "log_reward"):
-        expected = getattr(second, name).clone()
-        expected[1] = getattr(first, name)[1]
-        assert torch.equal(getattr(calls[1].args[1], name), expected)
+def searched(config, loops, back_ratio):
+    """Fresh trajectories of a step, and the proposals of searches around them."""
+    trainer, found = Trainer(replace(config, search=SearchOptions(loops, back_ratio))), []
+    store = trainer.discovery.add
+    trainer.discovery.add = lambda fresh: found.append(fresh) or store(fresh)
+    trainer.step()
+    return trainer, found[0]
 
 
 @pytest.mark.parametrize("config", [DNA, GRID, WARM_GRID], ids=lambda config: config.env)
 def test_searching_pays_for_every_proposal(config):
-    trainer = Trainer(replace(config, search=SearchOptions(3, 0.4)))
-    found = trainer.source.sample(5)
-    search = trainer.source.search
-    assert type(search) is LocalSearchSampler
-    assert len(found) == 20
-    assert search.n_reward_calls == 15
+    trainer, found = searched(config, 3, 0.4)
+    assert len(found) == 32
+    assert trainer.search.n_reward_calls == 24
     condition = found.condition
     torch.testing.assert_close(
         found.log_reward, trainer.env.log_reward(found.terminating_states, condition)
     )
     if condition is not None:
-        assert torch.equal(condition[:5], condition[15:])
+        assert torch.equal(condition[:8], condition[24:])
 
 
 def test_a_search_undoes_the_share_it_is_told():
     """8-mers have 8 moves: with a quarter undone, the first 6 letters stay."""
-    trainer = Trainer(replace(DNA, search=SearchOptions(1, 0.25)))
-    before, after = trainer.source.sample(20).terminating_states.chunk(2)
+    _, found = searched(DNA, 1, 0.25)
+    before, after = found.terminating_states.chunk(2)
     assert torch.equal(before[:, :6], after[:, :6])
     assert not torch.equal(before, after)
+
+
+def test_half_of_a_batch_new_leaves_the_temperature():
+    temperature = AdaptiveTemperature()
+    temperature.update(8 / 16)
+    assert temperature.value == 1.0
+    temperature.update(4 / 16)  # three quarters were found before: a quarter more than half
+    assert temperature.value == pytest.approx(math.exp(0.05 * 0.25))
+
+
+@pytest.mark.parametrize(("n_new", "bound"), [(16, 0.5), (0, 2.0)])
+def test_the_temperature_stays_in_its_range(n_new, bound):
+    temperature = AdaptiveTemperature()
+    for _ in range(100):
+        temperature.update(n_new / 16)
+    assert temperature.value == bound
+
+
+def used_by(config, n_steps=3):
+    """The temperatures that trajectories of a run were sampled at."""
+    trainer, used = Trainer(config), []
+    sample = trainer.source.sampler.sample_trajectories
+
+    def watched(*args, temperature, **options):
+        used.append(temperature)
+        return sample(*args, temperature=temperature, **options)
+
+    trainer.source.sampler.sample_trajectories = watched
+    for _ in range(n_steps):
+        trainer.step()
+    return trainer, used
+
+
+def test_fresh_trajectories_are_sampled_at_the_temperature():
+    trainer, used = used_by(HyperGridConfig(ndim=2, height=3, hidden=(8,)), 11)
+    assert used[1::2] == [1.0] * 5  # every other batch is of the policy itself
+    assert used[0] == 1.0
+    assert used[-1] > 1.0  # nine objects are soon found
+    assert trainer.temperature.value > used[-1]
+    assert used_by(HyperGridConfig(ndim=2, height=3, hidden=(8,), temperature=1.5))[1] == [1.5] * 3
+
+
+def test_continuous_states_are_sampled_at_1():
+    assert used_by(BoxConfig(hidden=(8,)))[1] == [1.0] * 3

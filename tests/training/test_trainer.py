@@ -24,7 +24,6 @@ from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 from gfn_rb.training import (
-    AnnealOptions,
     Hooks,
     LineConfig,
     SearchOptions,
@@ -49,12 +48,9 @@ VARIANTS = {
     "Linex": grid(regression="linex", loss="db", clip_grad_norm=0.5),
     "line": replace(LINE, epsilon=0.2, search=SearchOptions(1), replay="terminal"),
     "line, both learned": replace(LINE, loss="db", backward="learned"),
-    "less and less random": grid(epsilon=0.5, epsilon_end=0.0, anneal=AnnealOptions(steps=6)),
-    "annealed": grid(
-        draw=SoftmaxDraw(temperature=4.0, temperature_end=0.5),
-        anneal=AnnealOptions(by="exponential", steps=6),
-    ),
-    "falling rates": grid(lr_end=0.1, anneal=AnnealOptions(steps=6)),
+    "less and less random": grid(epsilon=0.5, epsilon_end=0.0, anneal_steps=6),
+    "annealed": grid(draw=SoftmaxDraw(temperature=4.0, temperature_end=0.5), anneal_steps=6),
+    "falling rates": grid(lr_end=0.1, anneal_steps=6),
     "teacher": grid(teacher=TeacherOptions(0.5), replay="terminal", clip_grad_norm=1.0, log_z=0.0),
     "teacher of steps": grid(teacher=TeacherOptions(0.4, alpha=0.5), loss="db", draw="teacher"),
     "conditions, teacher": replace(WARM_GRID, teacher=TeacherOptions(0.5), search=SearchOptions(1)),
@@ -254,7 +250,7 @@ def test_metrics_are_of_averaged_weights():
 
 
 def test_learning_rates_fall_to_their_share():
-    config = grid(lr=0.01, lr_log_z=0.1, lr_end=0.25, anneal=AnnealOptions(steps=3))
+    config = grid(lr=0.01, lr_log_z=0.1, lr_end=0.25, anneal_steps=3)
     trainer, rates = Trainer(config), []
     for _ in range(5):
         rates.append([group["lr"] for group in trainer.optimizer.param_groups])
@@ -279,7 +275,7 @@ def test_gradients_are_shortened():
 
 def test_what_is_annealed_reaches_its_part():
     draw = SoftmaxDraw(temperature=4.0, temperature_end=2.0)
-    trainer = Trainer(grid(epsilon=1.0, epsilon_end=0.0, draw=draw, anneal=AnnealOptions(steps=4)))
+    trainer = Trainer(grid(epsilon=1.0, epsilon_end=0.0, draw=draw, anneal_steps=4))
     seen, sampler = [], trainer.source.sampler
     sample = sampler.sample_trajectories
     sampler.sample_trajectories = lambda *a, **k: seen.append(k["epsilon"]) or sample(*a, **k)

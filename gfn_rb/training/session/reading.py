@@ -11,19 +11,18 @@ from typing import Any
 
 from gfn_rb.errors import CheckpointCorruptError
 
-_MAX_JSON = 1 << 24  # bytes
-_MAX_TABLE = 1 << 28  # bytes
-_MAX_ROWS, _MAX_COLUMNS = 1_000_000, 1000
+_MAX_NBYTES = 1 << 24  # of any file of a run but its checkpoints
+_MAX_COLUMNS = 1000
 
 
-def read_text(path: Path, max_nbytes: int) -> str:
+def read_text(path: Path) -> str:
     """Return the text of a file of a run."""
     from gfn_rb.codec.primitives import opened  # which loads torch, unlike the rest
 
     with opened(path) as stream:
-        content = stream.read(max_nbytes + 1)
-    if len(content) > max_nbytes:
-        raise CheckpointCorruptError(f"{path} must have at most {max_nbytes} bytes, got more")
+        content = stream.read(_MAX_NBYTES + 1)
+    if len(content) > _MAX_NBYTES:
+        raise CheckpointCorruptError(f"{path} must have at most {_MAX_NBYTES} bytes, got more")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -34,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object that a file of a run holds, of any values: see :func:`named_damage`."""
     from gfn_rb.codec.primitives import from_text
 
-    text = read_text(path, _MAX_JSON)
+    text = read_text(path)
     try:
         value = from_text(text.strip().encode())
     except ValueError as error:
@@ -56,18 +55,16 @@ def named_damage(path: Path) -> Iterator[None]:
 
 def read_metrics(path: Path) -> list[dict[str, str]]:
     """Return the rows of a table of metrics, as text; of a row cut short, the rest is None."""
-    reader, rows = csv.DictReader(io.StringIO(read_text(path, _MAX_TABLE), newline="")), []
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
-        n_columns = len(reader.fieldnames or ())
-        for row in reader:
-            rows.append(row)
-            if None in row or max(n_columns / _MAX_COLUMNS, len(rows) / _MAX_ROWS) > 1:
-                raise CheckpointCorruptError(
-                    f"{path} must have at most {_MAX_ROWS} rows of {_MAX_COLUMNS} cells at most "
-                    f"and none beyond its heading, got more in row {len(rows)}"
-                )
+        rows = [*reader] if len(reader.fieldnames or ()) <= _MAX_COLUMNS else [{None: []}]
     except csv.Error as error:
         raise CheckpointCorruptError(f"{path} is no table: {error}") from None
+    if any(None in row for row in rows):
+        raise CheckpointCorruptError(
+            f"{path} must have at most {_MAX_COLUMNS} cells in a row and none beyond its heading, "
+            "got more"
+        )
     return rows
 
 

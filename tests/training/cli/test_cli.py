@@ -102,8 +102,8 @@ def test_a_disk_that_is_full_at_the_end_is_a_failure_in_one_line(capsys, monkeyp
 
 
 TOGETHER = (  # so that each option has an effect
-    "--draw softmax --draw.temperature 2.5 --draw.temperature-end 0.5 --anneal exponential "
-    "--anneal.steps 7 --teacher 0.5 --teacher.c 3.0 --teacher.alpha 0.5 --keep diverse "
+    "--draw softmax --draw.temperature 2.5 --draw.temperature-end 0.5 "
+    "--anneal-steps 7 --teacher 0.5 --teacher.c 3.0 --teacher.alpha 0.5 --keep diverse "
     "--keep.cutoff 2.0 --loss subtb --subtb-lambda 0.8 --log-z 1.5 --regression linex "
     "--linex-alpha 0.5",
     "--draw=quantile --draw.top-fraction 0.3 --draw.top-share 0.6 --keep recent --keep.no-unique "
@@ -148,7 +148,7 @@ def test_groups_have_boxes_of_their_own(capsys):
     with pytest.raises(SystemExit):
         main(["train", "hypergrid", "--draw", "softmax", "--help-all"])
     out = capsys.readouterr().out
-    groups = ["draw", "keep", "search", "teacher", "anneal", "metrics", "managers", "feed"]
+    groups = ["draw", "keep", "search", "teacher", "metrics", "managers", "feed"]
     assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups
     assert "--draw.temperature FLOAT" in out
 

@@ -32,14 +32,8 @@ def test_correlations_against_scipy(pairs: list[tuple[int, float]]) -> None:
     assert measured == pytest.approx(expected, abs=1e-9)
 
 
-def test_correlations_by_hand() -> None:
+def test_correlations_of_constants_and_far_from_zero() -> None:
     x = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    assert pearson(x, 5 - 2 * x) == pytest.approx(-1)
-    assert spearman(x, x.exp()) == pytest.approx(1)
-    assert pearson(x, x.exp()) < 0.95
-    # Ranks 1, 2, 3, 4 and 1.5, 1.5, 3.5, 3.5.
-    assert spearman(x, torch.tensor([7.0, 7.0, 9.0, 9.0])) == pytest.approx(2 / math.sqrt(5))
-    # Of a constant there is no correlation; far from zero no digits are lost.
     assert math.isnan(pearson(torch.ones(4), x))
     assert math.isnan(spearman(x, torch.ones(4)))
     assert pearson(x.double() * 1e-6 + 1e4, x) == pytest.approx(1, abs=1e-6)
@@ -57,12 +51,7 @@ def log(*p: float) -> Tensor:
     return torch.tensor(p, dtype=torch.float64).log()
 
 
-def test_distances_by_hand() -> None:
-    """For Jensen-Shannon p = (1, 0), q = (1/2, 1/2), m = (3/4, 1/4)."""
-    assert total_variation(log(0.5, 0.5, 0), log(0.25, 0.25, 0.5)) == pytest.approx(0.5)
-    expected = 0.5 * (math.log(4 / 3) + 0.5 * math.log(2 / 3) + 0.5 * math.log(2))
-    result = jensen_shannon_distance(log(1, 0), log(0.5, 0.5))
-    assert result == pytest.approx(math.sqrt(expected), abs=1e-15)
+def test_distances_at_their_ends() -> None:
     assert total_variation(log(1, 0), log(0, 1)) == 1.0
     assert jensen_shannon_distance(log(1, 0), log(0, 1)) == pytest.approx(math.sqrt(math.log(2)))
     for distance in (total_variation, jensen_shannon_distance):

@@ -17,7 +17,6 @@ from gfn_rb.training.metrics import (
     Evaluation,
     check_metrics,
     estimate_log_probs,
-    jensen_shannon_distance,
     pearson,
     spearman,
 )
@@ -176,13 +175,3 @@ def test_every_loss_says_what_log_z_it_learned(loss):
     trainer = trained(WARM_GRID, 1)
     log_z = trainer.average.loss.log_z(trainer.env.fixed_conditions(5))
     assert trainer.log_z == pytest.approx(float(log_z.mean().detach()))
-
-
-def test_a_policy_is_compared_by_hand():
-    p, q = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]).double().log()
-    measured = compare(p, q, torch.tensor([1.0, 2.0, 3.0]))
-    assert measured["total_variation"] == pytest.approx(0.25)
-    assert measured["jensen_shannon_distance"] == jensen_shannon_distance(p, q)
-    assert measured["accuracy"] == pytest.approx(1.75 / 2.25)
-    assert measured["spearman"] == pytest.approx(-0.5)
-    assert measured["pearson"] == pytest.approx(-0.5)
