@@ -76,15 +76,7 @@ def make_sampler(draw: Draw, key: Any) -> ItemSampler:
 def make_writer(
     keep: Keep, key: Any, are_objects: bool, distance: float | Distance, max_age: int | None
 ) -> Writer:
-    """Return the writer of a buffer.
-
-    Args:
-        keep: which items the buffer keeps.
-        key: of the log-rewards.
-        are_objects: whether each item stands for an object.
-        distance: between two states, p of a norm or a callable.
-        max_age: maximum age of the items in steps, None for any.
-    """
+    """Return the writer of a buffer; ``are_objects`` tells whether each item stands for one."""
     if isinstance(keep, KeepDiverse):
         by: dict[str, Any] = {"distance" if callable(distance) else "p": distance}
         return DiversityWriter(key, cutoff_distance=keep.cutoff, **by)

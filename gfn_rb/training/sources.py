@@ -1,13 +1,11 @@
-"""Sources of the fresh trajectories of a training run: a policy, or a teacher."""
+"""How fresh trajectories of a training run are sampled: their temperature, and a teacher."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gfn_rb.containers import Trajectories
@@ -27,82 +25,37 @@ from gfn_rb.training.objectives import (
 from gfn_rb.training.replay import TeacherReward
 
 
-class AdaptiveTemperature:
-    r"""The temperature of exploring batches, at which about half of the fresh objects are new.
+def adapted(temperature: float, share_new: float) -> float:
+    r"""Return the next temperature of exploring batches, given what share of objects was new.
 
-    After each batch, T is multiplied by :math:`\exp(g (r - 1/2))` with g = 0.05, where r is the
-    share of its objects that were found before, and kept from 1/2 to 2. Trajectories get flatter
-    where the policy repeats itself, and sharper where most of what it finds is new.
-
-    Attributes:
-        value: the temperature now, the only state, which checkpoints hold.
+    T is multiplied by :math:`\exp(g (1/2 - s))` with g = 0.05 and the share s, and kept from 1/2 to
+    2, so that about half of the objects are new: trajectories get flatter where the policy repeats
+    itself, and sharper where most of what it finds is new.
     """
-
-    GAIN, RANGE = 0.05, (0.5, 2.0)
-
-    def __init__(self) -> None:
-        self.value = 1.0
-
-    def update(self, share_new: float) -> None:
-        """Adapt to a batch, given the share of its objects that are new."""
-        lowest, highest = self.RANGE
-        value = self.value * math.exp(self.GAIN * (0.5 - share_new))
-        self.value = min(max(value, lowest), highest)
+    return min(max(temperature * math.exp(0.05 * (0.5 - share_new)), 0.5), 2.0)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Gives trajectories of a policy as it is now, from the environment's source state."""
+class Teacher:
+    """A policy that is trained to sample what another one, the student, fits badly.
 
-    env: GFNEnv
-    sampler: Sampler
-    generator: torch.Generator
-    epsilon: Callable[[], float]
-    temperature: Callable[[], float] = lambda: 1.0
-
-    def sample(self, n: int) -> Trajectories:
-        """Return ``n`` fresh forward trajectories, with their rewards."""
-        return self.sampler.sample_trajectories(
-            self.env,
-            n=n,
-            generator=self.generator,
-            epsilon=self.epsilon(),
-            temperature=self.temperature(),
-        )
-
-
-class TeacherSource:
-    """Takes some batches from a policy that is trained to sample what another fits badly.
-
-    The other policy is the student, and its source gives the other batches. The teacher has
-    networks of its own. It learns by trajectory balance, from the same trajectories as the student.
+    It has networks of its own, and learns by trajectory balance from the student's trajectories.
     Its reward is log R_T(x) = log r(residual) + alpha log R(x), with r of ``TeacherReward`` and the
     student's residual (Kim et al. 2025, arXiv:2410.01432).
     """
 
-    def __init__(
-        self,
-        student: Source,
-        config: TrainConfig,
-        env: GFNEnv,
-        generator: torch.Generator,
-        seed: int,
-        epsilon: Callable[[], float],
-    ) -> None:
+    def __init__(self, config: TrainConfig, env: GFNEnv, seed: int) -> None:
         self._config = replace(config, loss="tb", regression="squared")
         self.loss = make_loss(self._config, env, seed)
         self.optimizer = make_optimizer(self._config, self.loss)
         self.reward = TeacherReward(config.teacher.c)
-        self.student = student
-        self.teacher = Source(env, Sampler(self.loss.forward_policy), generator, epsilon)
+        self.sampler = Sampler(self.loss.forward_policy)
         self._is_new, self._n_batches = config.log_z is None, 0
 
-    def sample(self, n: int) -> Trajectories:
-        """Return a batch of either policy."""
+    def is_next(self) -> bool:
+        """Count a batch, and return whether the teacher is to sample it."""
         before, share = self._n_batches, self._config.teacher.share
         self._n_batches += 1
-        is_taught = int(self._n_batches * share) > int(before * share)
-        return (self.teacher if is_taught else self.student).sample(n)
+        return int(self._n_batches * share) > int(before * share)
 
     def learn(self, batch: Container, residual: Float[Tensor, "m"]) -> None:
         """Take an optimiser step of the teacher."""

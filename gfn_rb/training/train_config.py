@@ -267,7 +267,6 @@ class TrainConfig(options.GeneralOptions):
         env: gfn_rb.envs.GFNEnv,
         generator: torch.Generator,
         regenerate: Callable[[tensordict.TensorDictBase], tensordict.TensorDictBase] | None = None,
-        **more: Any,
     ) -> torchrl.data.TensorDictReplayBuffer:
         """Return the replay buffer.
 
@@ -275,12 +274,11 @@ class TrainConfig(options.GeneralOptions):
             env: environment of the trajectories.
             generator: ``torch.Generator`` of the draws.
             regenerate: callable that samples trajectories to stored terminating states.
-            **more: options of the preset.
         """
         from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
         from gfn_rb.training.replay import REPLAY, Trajectories, make_sampler, make_writer
 
-        kind = REPLAY[self.replay_name]
+        kind, more = REPLAY[self.replay_name], dict[str, Any]()
         if self.replay_name == "trajectories":
             more["max_length"] = env.max_length
         elif self.replay_name == "terminal":

@@ -39,11 +39,7 @@ from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
 from gfn_rb.training.options import PriorityDraw, SoftmaxDraw, TeacherDraw
 from gfn_rb.training.replay import REPLAY, TeacherReward
 from gfn_rb.training.session.folder import Row, run_secret
-from gfn_rb.training.sources import (
-    AdaptiveTemperature,
-    Source,
-    TeacherSource,
-)
+from gfn_rb.training.sources import Teacher, adapted
 
 FLOW = ("offered", "accepted", "evicted", "drawn", "mean_age", "largest_age")
 PHASES = ("rollout", "buffer", "learning", "evaluation")
@@ -116,14 +112,10 @@ class Trainer:
         self.search = LocalSearchSampler(
             self.loss.forward_policy, objectives.backward_policy(self.loss)
         )
-        self.temperature = AdaptiveTemperature()
-        given = self.env, Sampler(self.loss.forward_policy), self.generator, self._epsilon
-        student, self.teacher = Source(*given, self._temperature), None
+        self.temperature = 1.0  # of exploring batches
+        self.sampler, self.teacher = Sampler(self.loss.forward_policy), None
         if config.teacher.share:
-            self.teacher = TeacherSource(
-                student, config, self.env, self.generator, initial + 1, self._epsilon
-            )
-        self.source = self.teacher or student
+            self.teacher = Teacher(config, self.env, initial + 1)
         self._priority_of: Callable[[Tensor], Tensor] = torch.abs  # residuals
         if isinstance(config.draw, TeacherDraw):
             self._priority_of = TeacherReward(config.draw.c)
@@ -196,16 +188,26 @@ class Trainer:
             self.hooks.stepped(self)
         return loss
 
-    def _epsilon(self) -> float:
-        """Return the share of random actions in the next fresh batch."""
-        return self.config.annealed(self.config.epsilon, self.config.epsilon_end, self.steps_done)
+    def sample(self, n: int) -> Trajectories:
+        """Return fresh trajectories of the policy, or of its teacher, with their rewards.
+
+        Args:
+            n: number of trajectories.
+        """
+        config, sampler, temperature = self.config, self.sampler, self._temperature()
+        if self.teacher is not None and self.teacher.is_next():
+            sampler, temperature = self.teacher.sampler, 1.0
+        epsilon = config.annealed(config.epsilon, config.epsilon_end, self.steps_done)
+        return sampler.sample_trajectories(
+            self.env, n, generator=self.generator, epsilon=epsilon, temperature=temperature
+        )
 
     def _temperature(self) -> float:
         """Return the temperature of the next fresh batch; every other one explores."""
         if self.config.temperature is not None:
             return self.config.temperature
         explores = self.steps_done % 2 == 0 and not isinstance(self.env, ContinuousEnv)
-        return self.temperature.value if explores else 1.0
+        return self.temperature if explores else 1.0
 
     def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
         """Return batches alike, as near to the configured size as they can be."""
@@ -219,14 +221,14 @@ class Trainer:
         """Store fresh trajectories; return them, and what others have fed in the meantime."""
         # Phases of a step follow each other: to switch takes a fourth of the calls of contexts.
         self.watch.switch("rollout")
-        fresh, search = self.source.sample(self.config.batch_size), self.config.search
+        fresh, search = self.sample(self.config.batch_size), self.config.search
         if search.loops:  # around each fresh trajectory (Kim et al. 2023, arXiv:2310.02710)
             options = {"back_ratio": search.back_ratio, "generator": self.generator}
             proposals = self.search.proposals(self.env, fresh, search.loops, **options)
             fresh = Trajectories.cat([fresh, *proposals])
         length = fresh.length
         self._share_new = self.discovery.add(fresh) / length.shape[0]
-        self.temperature.update(self._share_new)
+        self.temperature = adapted(self.temperature, self._share_new)
         self.watch.switch("buffer")
         version = torch.full_like(length, self.steps_done)
         items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)
@@ -371,7 +373,7 @@ class Trainer:
             secret=self._secret,
             config=self.config.to_dict(),
             **{name: part.state_dict() for name, part in self._parts.items()},
-            temperature=vars(self.temperature),
+            temperature=self.temperature,
             clip=vars(self.clip),
             generator=self.generator.get_state(),
             steps_done=self.steps_done,
@@ -404,7 +406,7 @@ class Trainer:
         extra = load_checkpoint(path, self.replayed, secret=self._secret)
         for name, part in self._parts.items():
             part.load_state_dict(extra[name])
-        vars(self.temperature).update(extra["temperature"])
+        self.temperature = extra["temperature"]
         vars(self.clip).update(extra["clip"])
         self.generator.set_state(extra["generator"])
         self.steps_done = extra["steps_done"]

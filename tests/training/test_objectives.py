@@ -31,7 +31,7 @@ from gfn_rb.training.session import launch
 
 @pytest.fixture(scope="module")
 def fresh():
-    return Trainer(GRID).source.sample(16)
+    return Trainer(GRID).sample(16)
 
 
 def read_by(loss, rows):
@@ -51,7 +51,7 @@ def test_every_loss_is_made_with_its_networks(name, config):
     assert loss.env is env
     assert all(getattr(loss, network) is not None for network in loss.networks)
     assert loss.forward_policy.head.in_features == 4
-    assert loss(read_by(loss, Trainer(config).source.sample(4))).isfinite()
+    assert loss(read_by(loss, Trainer(config).sample(4))).isfinite()
 
 
 def test_options_reach_their_loss():
@@ -97,7 +97,7 @@ def test_every_parameter_is_optimised_once(name):
 @pytest.mark.parametrize("config", [GRID, WARM_GRID], ids=lambda config: config.env)
 def test_log_z_is_the_estimate_of_a_batch(config):
     trainer = Trainer(config)
-    batch = trainer.source.sample(16)
+    batch = trainer.sample(16)
     trainer.loss.fit_log_z(batch)
     assert (-trainer.loss.residual(batch)).exp().mean().log().abs() < 1e-5
     assert trainer.loss.residual(batch).abs().max() > 1e-3

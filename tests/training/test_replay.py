@@ -67,7 +67,7 @@ def test_options_reach_the_draw(draw, options, replay):
 def test_steps_are_drawn_by_what_their_episode_came_to():
     """An episode of reward 3 and one of reward 1, of 4 steps each: 3/16 and 1/16 of the draws."""
     trainer = Trainer(grid(loss="db", replay="transitions", draw="softmax", capacity=1000))
-    batch = trainer.source.sample(200)
+    batch = trainer.sample(200)
     short = batch[(batch.length == 4).nonzero()[:2, 0]].to_tensordict()
     short.set(LOG_REWARD, torch.tensor([3.0, 1.0]).log())
     trainer.rb.extend(short)

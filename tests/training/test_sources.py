@@ -8,16 +8,15 @@ import torch
 from training.training_runs import DNA, GRID, WARM_GRID, equal, grid
 
 from gfn_rb.training import BoxConfig, HyperGridConfig, SearchOptions, Trainer
-from gfn_rb.training.sources import AdaptiveTemperature, Source
+from gfn_rb.training.sources import adapted
 
 
 def test_the_policy_is_sampled_as_told():
     trainer = Trainer(grid(epsilon=0.25))
     options = {"epsilon": 0.25, "generator": torch.Generator().manual_seed(3)}
     trainer.generator.manual_seed(3)
-    expected = trainer.source.sampler.sample_trajectories(trainer.env, n=9, **options)
-    equal(trainer.source.sample(9).to_tensordict().to_dict(), expected.to_tensordict().to_dict())
-    assert type(trainer.source) is Source
+    expected = trainer.sampler.sample_trajectories(trainer.env, n=9, **options)
+    equal(trainer.sample(9).to_tensordict().to_dict(), expected.to_tensordict().to_dict())
 
 
 def searched(config, loops, back_ratio):
@@ -51,31 +50,22 @@ def test_a_search_undoes_the_share_it_is_told():
 
 
 def test_half_of_a_batch_new_leaves_the_temperature():
-    temperature = AdaptiveTemperature()
-    temperature.update(8 / 16)
-    assert temperature.value == 1.0
-    temperature.update(4 / 16)  # three quarters were found before: a quarter more than half
-    assert temperature.value == pytest.approx(math.exp(0.05 * 0.25))
-
-
-@pytest.mark.parametrize(("n_new", "bound"), [(16, 0.5), (0, 2.0)])
-def test_the_temperature_stays_in_its_range(n_new, bound):
-    temperature = AdaptiveTemperature()
-    for _ in range(100):
-        temperature.update(n_new / 16)
-    assert temperature.value == bound
+    assert adapted(1.0, 8 / 16) == 1.0
+    # Three quarters were found before: a quarter more than half.
+    assert adapted(1.0, 4 / 16) == pytest.approx(math.exp(0.05 * 0.25))
+    assert (adapted(0.5, 1.0), adapted(2.0, 0.0)) == (0.5, 2.0)
 
 
 def used_by(config, n_steps=3):
     """The temperatures that trajectories of a run were sampled at."""
     trainer, used = Trainer(config), []
-    sample = trainer.source.sampler.sample_trajectories
+    sample = trainer.sampler.sample_trajectories
 
     def watched(*args, temperature, **options):
         used.append(temperature)
         return sample(*args, temperature=temperature, **options)
 
-    trainer.source.sampler.sample_trajectories = watched
+    trainer.sampler.sample_trajectories = watched
     for _ in range(n_steps):
         trainer.step()
     return trainer, used
@@ -86,7 +76,7 @@ def test_fresh_trajectories_are_sampled_at_the_temperature():
     assert used[1::2] == [1.0] * 5  # every other batch is of the policy itself
     assert used[0] == 1.0
     assert used[-1] > 1.0  # nine objects are soon found
-    assert trainer.temperature.value > used[-1]
+    assert trainer.temperature > used[-1]
     assert used_by(HyperGridConfig(ndim=2, height=3, hidden=(8,), temperature=1.5))[1] == [1.5] * 3
 
 

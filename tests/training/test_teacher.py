@@ -1,5 +1,4 @@
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +16,9 @@ from gfn_rb.training.objectives import make_loss, make_optimizer
     ("share", "batches"),
     [(0.5, "stst stst"), (1.0, "tttt tttt"), (0.25, "ssst ssst"), (1 / 3, "ssts stss")],
 )
-def test_the_teachers_batches_are_spread_evenly(share, batches, monkeypatch, unchecked):
-    source = Trainer(grid(teacher=TeacherOptions(share))).source
-    for name, part in {"s": "student", "t": "teacher"}.items():
-        monkeypatch.setattr(source, part, SimpleNamespace(sample=lambda n, name=name: name))
-    assert "".join(source.sample(1) for _ in range(8)) == batches.replace(" ", "")
+def test_the_teachers_batches_are_spread_evenly(share, batches):
+    teacher = Trainer(grid(teacher=TeacherOptions(share))).teacher
+    assert "".join("st"[teacher.is_next()] for _ in range(8)) == batches.replace(" ", "")
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
@@ -30,7 +27,7 @@ def test_it_learns_by_trajectory_balance_from_its_reward(alpha):
     config = grid(
         teacher=TeacherOptions(0.5, alpha=alpha), log_z=0.5, clip_grad_norm=1.0, loss="db"
     )
-    rows = Trainer(GRID).source.sample(8)
+    rows = Trainer(GRID).sample(8)
     residual = torch.randn(len(rows), generator=torch.Generator().manual_seed(0))
     teacher = Trainer(config).teacher
     plain = make_loss(grid(log_z=0.5), config.make_env(), 4)
@@ -56,7 +53,7 @@ def test_it_learns_by_trajectory_balance_from_its_reward(alpha):
 def test_its_log_z_starts_where_its_first_batch_estimates_it():
     options = {"lr": 1e-9, "lr_log_z": 1e-9, "log_z": None}
     teacher = Trainer(grid(teacher=TeacherOptions(1.0), **options)).teacher
-    rows = Trainer(GRID).source.sample(8)
+    rows = Trainer(GRID).sample(8)
     residual = torch.linspace(-3, 3, 8)
     teacher.learn(rows, residual)
     td = rows.to_tensordict().set("log_reward", TeacherReward()(residual).log())
@@ -86,7 +83,7 @@ def test_it_learns_from_every_batch_what_the_student_was_like_before(loss):
 
 def test_it_has_weights_of_its_own_and_the_student_does_not_see_it():
     trainer = Trainer(grid(teacher=TeacherOptions(0.5)))
-    teacher = trainer.source.loss
+    teacher = trainer.teacher.loss
     assert type(teacher) is TrajectoryBalance
     assert not {*teacher.parameters()} & {*trainer.loss.parameters()}
     name = "forward_policy.head.weight"
@@ -99,10 +96,10 @@ def test_a_teacher_goes_where_the_student_comes_short():
     config = grid(teacher=TeacherOptions(1.0), lr=1e-2, log_z=0.0)
     trainer = Trainer(config)
     teacher = trainer.teacher
-    source = Trainer(grid(epsilon=0.5, batch_size=32)).source
+    student = Trainer(grid(epsilon=0.5, batch_size=32))
     corner = torch.tensor([1, 1])
     for _ in range(160):
-        rows = source.sample(32)
+        rows = student.sample(32)
         short = (rows.terminating_states == corner).all(1)
         teacher.learn(rows, torch.where(short, -4.0, 0.1))
     drawn = Sampler(teacher.loss.forward_policy).sample_trajectories(trainer.env, 500)
@@ -138,7 +135,7 @@ def test_the_teachers_reward_is_the_published_one(rule, c, log_reward):
 def test_too_little_flow_counts_more_with_every_loss(loss):
     """A state of much reward, which an untrained policy seldom ends in."""
     trainer = Trainer(grid(loss=loss))
-    rows = trainer.source.sample(32)
+    rows = trainer.sample(32)
     td = rows[(rows.length > 2).nonzero()[:8, 0]].to_tensordict().clone()
     td["log_reward"][0] += 50.0
     rows = Trajectories.from_tensordict(td)

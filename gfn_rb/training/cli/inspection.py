@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 
 def inspection(path: Path, top: int | None = None, export: Path | None = None) -> Lines:
-    """Yield what a run folder or a checkpoint holds.
-
-    Args:
-        path: folder of a run, a checkpoint, or a journal that no process uses.
-        top: number of objects to list, best first; None lists the five of the summary.
-        export: table to write of these objects, or of all: a .csv or .parquet file.
-    """
+    """Yield what a run folder or a checkpoint holds; see the command ``inspect``."""
     if top is not None and top < 1:
         raise ArgumentError(f"top must be at least 1, got {top}")
     if export is not None and export.suffix not in (".csv", ".parquet"):

@@ -213,15 +213,8 @@ def run_training(
     """Train until the steps are done or a signal stops the run, and write everything down.
 
     What the disk does not take is logged, and written when the next is due; at the end it raises.
-    One of several ranks ends at once: the checkpoints of all must be of the same steps.
-
-    Args:
-        trainer: the trainer, restored.
-        folder: run folder of this rank.
-        stop: signals that this process has received.
-        describe: callable that describes progress, given the trainer and the last loss.
-        stops: callable that tells whether all ranks stop after this step; None for a run of one
-            rank, which a signal stops.
+    One of several ranks ends at once: the checkpoints of all must be of the same steps. ``stops``
+    tells whether all ranks stop after this step; None for a run of one rank, which a signal stops.
     """
     config = trainer.config
     if not trainer.history:
