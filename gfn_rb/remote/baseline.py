@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.arguments import as_count
 from gfn_rb.column import KeyColumn
+from gfn_rb.containers.objects import stand_alone
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.shapes import Float
@@ -101,3 +104,39 @@ def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:
         finite = values[values.isfinite()]
         lowest = float(finite.min()) if finite.numel() else math.inf
     return lowest if lowest < math.inf else None
+
+
+class BaselineFilter:
+    """Filter that drops rows below the managers' baseline.
+
+    Only rows that represent a whole object are dropped: trajectories and terminating states, not
+    transitions or visited states. A worker without rows to send learns no new baseline. After
+    ``refresh_after`` successive batches without a row left, the next batch is therefore sent whole.
+
+    Args:
+        refresh_after: number of successive empty batches, at least 1.
+
+    Attributes:
+        empty: number of successive batches so far without a row left.
+
+    Raises:
+        ArgumentError: ``refresh_after`` is below 1.
+    """
+
+    def __init__(self, refresh_after: int = 10) -> None:
+        self.refresh_after = as_count("refresh_after", refresh_after)
+        self.empty = 0
+
+    def __call__(self, rows: TensorDictBase, baseline: float | None) -> TensorDictBase:
+        """Return the rows to send; all of them if a new baseline has to be learnt."""
+        if baseline is None or not stand_alone(rows):
+            return rows
+        keep = ~(rows.get(LOG_REWARD).reshape(-1) < baseline)  # the manager shall see a NaN
+        if bool(keep.any()):
+            self.empty = 0
+            return rows if bool(keep.all()) else rows[keep]
+        if self.empty >= self.refresh_after:
+            self.empty = 0
+            return rows
+        self.empty += 1
+        return rows[keep]

@@ -26,7 +26,6 @@ from gfn_rb.errors import (
     WireError,
 )
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, IS_TERMINATING, LENGTH, LOG_REWARD, STATE
-from gfn_rb.remote.messages import Kind, remote_error
 from gfn_rb.shapes import Float
 from gfn_rb.transports.base import Envelope, SendHandle, Transport
 from gfn_rb.writers.rows import check_number, scalar_key
@@ -45,14 +44,6 @@ class ReceivedFrame(NamedTuple):
     """Why it cannot be read; kind, rows and scores then mean nothing."""
     scores: TensorDictBase | None = None
     """Rows besides the items, of another number."""
-
-    def checked(self) -> ReceivedFrame:
-        """Return the message, or raise the error that it is or contains."""
-        if self.error is not None:
-            raise self.error
-        if self.kind == Kind.ERROR:
-            raise remote_error(self.source, self.meta.get("error"))
-        return self
 
 
 class FrameChannel:

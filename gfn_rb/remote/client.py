@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 from tensordict import TensorDictBase
 
 from gfn_rb.buffers.compact import CompactRows
+from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import (
     ArgumentError,
     GfnRbError,
@@ -29,8 +31,6 @@ from gfn_rb.remote.messages import (
     SentBatch,
     SentShare,
     WorkerStatistics,
-    as_line,
-    is_finite,
     is_number,
     outcomes_in,
     remote_error,
@@ -54,11 +54,6 @@ class ManagerClient:
     further rows that it owns are not sent. A greeting stays in the mailbox of a lost manager. When
     it answers that greeting, it is present again and is sent the rows of the worker's buffer that
     it owns.
-
-    Attributes:
-        statistics: counters of the worker.
-        membership: the managers, with the reason for each that is lost.
-        sent: the frames that are not answered, by number, in the order in which they were sent.
     """
 
     def __init__(
@@ -72,7 +67,7 @@ class ManagerClient:
         self._baselines: dict[int, float | None] = {}  # the newest of each manager
         self.statistics = WorkerStatistics()
         self.membership = Membership(managers)
-        self.sent: dict[int, SentShare] = {}
+        self.sent: dict[int, SentShare] = {}  # unanswered frames by number, the oldest first
         self._name = f"worker {transport.rank}"
         self._channel = FrameChannel(transport, compact)
         self._timeout, self._shutdown = timeout, shutdown
@@ -334,7 +329,7 @@ class ManagerClient:
         self.statistics.count(replies=1, errors=int(error is not None), **outcomes)
         if error is not None:
             self._errors.append(error)
-        self._finish(self._close(number).batch)
+        self._close(number)
 
     def _receive_error(self, message: ReceivedFrame) -> None:
         """Close the account of a batch that is refused, or whose answer cannot be read.
@@ -362,39 +357,40 @@ class ManagerClient:
 
     def _update_baseline(self, rank: int, meta: Mapping[str, Any]) -> None:
         value = meta.get("baseline")
-        if value is not None and not is_finite(value):
-            raise ArgumentError(f"baseline must be a finite number, got {value!r:.80}")
-        self._baselines[rank] = None if value is None else float(value)
+        if value is not None:
+            if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+                raise ArgumentError(f"baseline must be a finite number, got {value!r:.80}")
+            value = float(value)
+        self._baselines[rank] = value
 
     # The account of sent frames.
 
-    def _close(self, number: int) -> SentShare:
-        share = self.sent.pop(number)
-        share.batch.unanswered -= 1
-        return share
-
     def _give_up(self, numbers: Iterable[int]) -> None:
         """Count frames as lost that will not be answered."""
-        for share in map(self._close, numbers):
-            self.statistics.lost += share.n
-            self._finish(share.batch)
+        for number in numbers:
+            self.statistics.lost += self.sent[number].n
+            self._close(number)
 
-    def _finish(self, batch: SentBatch) -> None:
-        """Keep the reply to a batch if all its frames are closed and any was answered."""
-        if batch.unanswered or not batch.answers:
+    def _close(self, number: int) -> None:
+        """Close a frame; the last one of a batch makes the reply, if any was answered."""
+        batch = self.sent.pop(number).batch
+        batch.unanswered -= 1
+        if batch.unanswered or not batch.answers or not batch.is_new:
             return
         try:
-            if batch.is_new:
-                self._replies.append(batch.reply())
+            self._replies.append(batch.reply())
         except Exception as error:  # scores of several managers may not fit together
             why = f"its scores do not fit those of the other managers: {error}"
             self._errors.append(RemoteError(batch.answers[-1][1].managers[0], why))
-        batch.answers = []
 
 
 def checked_answer(answer: ReceivedFrame, kind: Kind) -> ReceivedFrame:
     """Return the answer to a question, or raise the error that it is or contains."""
-    if answer.checked().kind != kind:
+    if answer.error is not None:
+        raise answer.error
+    if answer.kind == Kind.ERROR:
+        raise remote_error(answer.source, answer.meta.get("error"))
+    if answer.kind != kind:
         what = f"it answered {kind.name} with a frame of kind {answer.kind}"
         raise RemoteError(answer.source, what)
     return answer
@@ -418,5 +414,4 @@ def answer_of(rank: int) -> Iterator[None]:
 
 
 def _nonsense(rank: int, error: Exception) -> RemoteError:
-    why = as_line(f"{type(error).__name__}: {error}")
-    return RemoteError(rank, f"its answer makes no sense: {why}")
+    return RemoteError(rank, f"its answer makes no sense: {one_line(error)[:500]}")

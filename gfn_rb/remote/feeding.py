@@ -1,9 +1,10 @@
-"""Objects that a manager holds, and the choice of those that a worker is given next."""
+"""Feeding of workers: objects that a manager holds, the next ones of a worker, their arrival."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,24 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
-from gfn_rb.arguments import require_choice
+from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn, RowChanges
-from gfn_rb.containers.objects import ObjectsInRows, objects_in, terminating_states
+from gfn_rb.containers.convert import merged_rows
+from gfn_rb.containers.objects import ObjectsInRows, objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import INDEX, LOG_REWARD
+from gfn_rb.remote.ranks import batches_of
 from gfn_rb.shapes import Bool, Float, Int64
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, generator_of, length_of
-from gfn_rb.writers.rows import select_rows
+from gfn_rb.writers.rows import select_rows, shallow_copy
 
 _CHUNK = 8192  # compact or ragged rows made whole at a time: all may be larger than memory
+_REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
 
 
 class ObjectIndex:
@@ -75,8 +79,16 @@ class ObjectIndex:
 
     def refresh(self) -> Int64[Tensor, "m"]:
         """Bring the objects up to date with the storage, and return the rows read again."""
-        length = length_of(self.storage)
-        rows, emptied = self._changed(length), np.arange(length, self._length)
+        length, rows = length_of(self.storage), np.empty(0, np.int64)
+        emptied = np.arange(length, self._length)
+        if self.storage.initialized:
+            if len(emptied):
+                self._column.forget()
+            changed = self._column.changed(self.storage)
+            if changed is None:
+                rows = np.arange(length)
+            elif len(changed):
+                rows = np.unique(changed.numpy())
         if len(rows) or len(emptied):
             try:
                 objects = self._read_objects(torch.from_numpy(rows))
@@ -86,10 +98,10 @@ class ObjectIndex:
             left = self.number[np.concatenate([rows, emptied])]
             self.number[emptied] = -1
             self.number[rows] = self._replace(left[left >= 0], objects)
-        self._length, changed = length, torch.from_numpy(rows)
+        self._length, read = length, torch.from_numpy(rows)
         for unread in self.unread.values():
-            unread.note(changed, self.storage.max_size)
-        return changed
+            unread.note(read, self.storage.max_size)
+        return read
 
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
         """Return copies of rows on the CPU as they came, whole where they are stored compact."""
@@ -119,17 +131,6 @@ class ObjectIndex:
         columns = [each.columns for each in found] or [np.zeros((0, 0), np.int64)]
         return ObjectsInRows(len(rows), np.concatenate([rows[:0], *at]), np.concatenate(columns))
 
-    def _changed(self, length: int) -> Int64[np.ndarray, "m"]:
-        """Return the rows to read again, in order."""
-        if not self.storage.initialized:
-            return np.empty(0, np.int64)
-        if length < self._length:  # it was emptied
-            self._column.forget()
-        rows = self._column.changed(self.storage)
-        if rows is None:
-            return np.arange(length)
-        return np.unique(rows.numpy()) if rows.numel() else rows.numpy()
-
     # Finding.
 
     def find(self, objects: ObjectsInRows) -> Int64[np.ndarray, "n"]:
@@ -151,27 +152,26 @@ class ObjectIndex:
         # What enters counts before what left is forgotten: an object that only moves is both.
         np.add.at(self._n_rows, left, -1)
         np.add.at(self._n_rows, number[~is_new], 1)
-        if len(left):
-            self._forget(np.unique(left[self._n_rows[left] == 0]))
+        if len(left):  # numbers that no row has are used again
+            gone = np.unique(left[self._n_rows[left] == 0])
+            self._unused[self._n_unused : self._n_unused + len(gone)] = gone
+            self._n_unused += len(gone)
+            self._objects.remove(gone)
         entering = (is_new & (first == np.arange(objects.n))).nonzero()[0]
-        number[entering] = self._enter(len(entering))
+        if n_new := len(entering):
+            self._n_unused -= n_new
+            new = self._unused[self._n_unused : self._n_unused + n_new][::-1].copy()
+            self.sent[new] = self.given[new] = False
+            self.arrival[new] = np.arange(self.n_arrived, self.n_arrived + n_new)
+            self.n_arrived += n_new
+            number[entering] = new
         if len(objects.at) < objects.n:  # others are no whole objects, and cannot be found
             which = np.isin(objects.at, entering).nonzero()[0]
             self._name(number[objects.at[which]], hashed.select(which))
-        elif len(entering):
-            named = hashed if len(entering) == objects.n else hashed.select(entering)
-            self._name(number[entering], named)
+        elif n_new:
+            self._name(new, hashed if n_new == objects.n else hashed.select(entering))
         number = number[first]
         np.add.at(self._n_rows, number[is_new], 1)
-        return number
-
-    def _enter(self, n: int) -> Int64[np.ndarray, "m"]:
-        """Return numbers that are not used so far, of which nothing is known yet."""
-        self._n_unused -= n
-        number = self._unused[self._n_unused : self._n_unused + n][::-1].copy()
-        self.sent[number] = self.given[number] = False
-        self.arrival[number] = np.arange(self.n_arrived, self.n_arrived + n)
-        self.n_arrived += n
         return number
 
     def _name(self, number: Int64[np.ndarray, "k"], hashed: Hashed) -> None:
@@ -181,12 +181,6 @@ class ObjectIndex:
             self._objects = Objects(len(self.number), width)
             hashed = self._objects.hashed(hashed.rows)
         self._objects.put(number, hashed)
-
-    def _forget(self, number: Int64[np.ndarray, "m"]) -> None:
-        """Let numbers be used again."""
-        self._unused[self._n_unused : self._n_unused + len(number)] = number
-        self._n_unused += len(number)
-        self._objects.remove(number)
 
     # State.
 
@@ -234,8 +228,20 @@ def look_up(
     return hashed, slot, first
 
 
-MAX_QUOTA = 4096  # rows that are fed at a time: diverse ones take time that grows with the square
-_POOL = 8  # candidates that the diverse policy compares for each row that it feeds
+MAX_QUOTA = 4096  # rows that are fed at a time
+# Highest log-reward first, of equal ones the newest; draws without replacement in proportion to
+# exp(log-reward); the last that arrived first.
+POLICIES = ("top", "softmax", "newest")
+
+
+def require_terms(quota: Any, policy: Any, own: Any) -> dict[str, Any]:
+    """Return the terms of a subscription by name, or raise unless they can be met."""
+    if type(own) is not bool:
+        raise ArgumentError(f"own must be true or false, got {own!r:.80}")
+    if type(quota) is not int or not 1 <= quota <= MAX_QUOTA:
+        raise ArgumentError(f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota!r:.80}")
+    require_choice("policy", policy, POLICIES)
+    return {"quota": quota, "policy": policy, "own": own}
 
 
 class Feeder:
@@ -254,10 +260,11 @@ class Feeder:
 
     def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
         """Return the next rows for a worker, at most ``quota``; None without any."""
-        subscriber = self.subscribers.get(rank)
-        if subscriber is None or quota == 0:
+        if quota == 0 or rank not in self.subscribers:
             return None
-        return subscriber.next(subscriber.quota if quota is None else min(quota, MAX_QUOTA))
+        subscriber = self.subscribers[rank]
+        most = subscriber.terms["quota"] if quota is None else min(quota, MAX_QUOTA)
+        return subscriber.next(most)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the record of objects and subscribers, without the buffer."""
@@ -286,24 +293,14 @@ class Subscriber:
     def __init__(self, rank: int, terms: Any, feeder: Feeder) -> None:
         if (index := feeder.index) is None:
             raise ArgumentError("this manager keeps no items, so that nobody can be fed from it")
-        self.rank = rank
         if not isinstance(terms, Mapping):
             raise ArgumentError(f"subscription must be terms by name, got {terms!r:.80}")
-        quota, own = terms.get("quota"), terms.get("own", False)
-        policy: Any = terms.get("policy")
-        if type(own) is not bool:
-            raise ArgumentError(f"own must be true or false, got {own!r:.80}")
-        if type(quota) is not int or not 1 <= quota <= MAX_QUOTA:
-            raise ArgumentError(
-                f"quota must be an integer from 1 to {MAX_QUOTA}, got {quota!r:.80}"
-            )
-        require_choice("policy", policy, POLICIES)
-        self.quota, self.own, self.policy = quota, own, policy
         # Only the terms that are understood: they are saved, and others may be of any size.
-        self.terms = {"quota": self.quota, "policy": policy, "own": own}
+        self.terms = require_terms(terms.get("quota"), terms.get("policy"), terms.get("own", False))
+        self.rank, self.policy = rank, self.terms["policy"]
         n, self._index, self._generator = index.storage.max_size, index, feeder.generator
         index.unread[rank] = self._changes = RowChanges()  # at first perhaps all
-        self._ranking: Order | Weights = Weights(n) if policy == "softmax" else Order(n)
+        self._ranking: Order | Weights = Weights(n) if self.policy == "softmax" else Order(n)
         if terms.get("fresh"):  # it starts anew, without the rows that it was given
             index.given[:, rank] = False
 
@@ -319,13 +316,7 @@ class Subscriber:
             if changed is None
             else np.unique(changed[changed < length].numpy())  # others were emptied since
         )
-        is_diverse = self.policy == "diverse"
-        picked = self._take(_POOL * quota if is_diverse else quota)
-        if is_diverse and len(picked) > quota:
-            states = terminating_states(index.read(torch.from_numpy(picked)))
-            chosen = np.arange(quota) if states is None else _furthest(states[0], quota)
-            self._rank(np.delete(picked, chosen))
-            picked = picked[chosen]
+        picked = self._take(quota)
         index.given[index.number[picked], self.rank] = True
         return index.read(torch.from_numpy(picked)) if len(picked) else None
 
@@ -365,23 +356,97 @@ class Subscriber:
         """Return which rows the worker was given or, unless it wants its own, sent."""
         index, number = self._index, self._index.number[row]
         known: np.ndarray = index.given[number, self.rank]
-        return known if self.own else known | index.sent[number, self.rank]
+        return known if self.terms["own"] else known | index.sent[number, self.rank]
 
 
-# Highest log-reward first, of equal ones the newest; of the 8 k best, the best and then repeatedly
-# the one whose terminating state is furthest in L1 from all before (Gonzalez 1985); draws without
-# replacement in proportion to exp(log-reward); the last that arrived first.
-POLICIES = ("top", "diverse", "softmax", "newest")
+class Subscription:
+    """A worker's subscription to rows that other workers found.
+
+    Objects that the worker holds or was fed before are dropped on arrival.
+
+    Args:
+        buffer: second buffer, beside the worker's own, that stores the fed rows. Draw from both
+            through a :class:`~gfn_rb.MergedReplayBuffer`.
+        quota: highest number of rows with each reply, 1 to 4096.
+        policy: which unknown rows are fed: ``"top"`` for those of highest log-reward, ``"softmax"``
+            for a draw by reward, ``"newest"`` for the newest.
+        own: whether rows of this worker are fed to it too.
+
+    Raises:
+        ArgumentError: ``quota`` is out of range, or ``policy`` is unknown.
+
+    Examples:
+        >>> fed = reward_prioritized_buffer(10_000)
+        >>> worker = ReplayBufferWorker(transport, 0, local, subscription=Subscription(fed, 32))
+        >>> rb = MergedReplayBuffer(local, fed, p="mass", batch_size=64)
+    """
+
+    def __init__(
+        self, buffer: ReplayBuffer, quota: int, policy: str = "top", own: bool = False
+    ) -> None:
+        require_kind("buffer", buffer, ReplayBuffer)
+        self._terms = require_terms(quota, policy, own)
+        self.buffer = buffer
+        self._room = buffer.storage.max_size  # rows that are kept for take() at most
+        self._known: Objects | None = None  # held or fed, in a ring
+        self._n_remembered = 0
+        self._untaken: deque[TensorDictBase] = deque()
+        self._n_untaken = 0
+
+    def terms(self) -> dict[str, Any]:
+        """Return the subscription as the manager needs it."""
+        return {**self._terms, "fresh": len(self.buffer) == 0}
+
+    def receive(self, rows: TensorDictBase, local: ObjectIndex | None) -> int:
+        """Store the rows that neither the worker's own buffer nor this one has had.
+
+        Args:
+            rows: rows of a manager, batch size [n].
+            local: objects of the worker's own buffer.
+
+        Returns:
+            Number of rows dropped.
+        """
+        objects = objects_in(rows)
+        if self._known is None:
+            self._known = Objects(_REMEMBERED + 2 * self._room, objects.columns.shape[1])
+            for batch in batches_of(self.buffer):
+                self._remember(self._known.hashed(objects_in(batch).columns))
+        hashed, slot, first = look_up(self._known, objects)
+        is_new = (slot < 0) & (first == np.arange(objects.n))
+        if local is not None:
+            local.refresh()
+            is_new &= local.find(objects) < 0
+        at = is_new.nonzero()[0]
+        if n_new := len(at):
+            fed = rows
+            if n_new < objects.n:
+                fed = select_rows(rows, torch.from_numpy(at))
+                hashed = hashed.select(is_new[objects.at].nonzero()[0])
+            # Kept for take() as well: the buffer's writer may not keep them all.
+            self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
+            self._untaken.append(fed)
+            self._n_untaken += n_new
+            while self._n_untaken - (oldest := len(self._untaken[0])) >= self._room:
+                self._untaken.popleft()
+                self._n_untaken -= oldest
+            self._remember(hashed)
+        return objects.n - n_new
+
+    def _remember(self, hashed: Hashed) -> None:
+        """Know objects from now on, in place of those known for longest."""
+        known = self._known
+        if known is not None and known.width == hashed.rows.shape[1]:
+            slot = (self._n_remembered + np.arange(len(hashed.code))) % known.capacity
+            known.put(slot, hashed)
+            self._n_remembered += len(slot)
+
+    def take(self) -> TensorDictBase | None:
+        """Return the rows stored since the last call, as ``ReplayBufferWorker.take_fed`` does."""
+        batches, self._untaken, self._n_untaken = self._untaken, deque(), 0
+        return join_batches(batches) if batches else None
 
 
-def _furthest(state: Tensor, k: int) -> Int64[np.ndarray, "k"]:
-    """Return k positions, the first and then those furthest from all before."""
-    point = state.reshape(len(state), -1).to("cpu", torch.float64)
-    taken = torch.zeros(k, dtype=torch.int64)
-    nearest = torch.full(point.shape[:1], math.inf, dtype=torch.float64)
-    for i in range(1, k):
-        last = int(taken[i - 1])
-        nearest = torch.minimum(nearest, (point - point[last]).abs().sum(1))
-        nearest[last] = -1.0
-        taken[i] = nearest.argmax()
-    return taken.numpy()
+def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Return the rows of batches as one; trajectories are padded to the longest."""
+    return merged_rows(batches, range(len(batches)), torch.arange(sum(map(len, batches))))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import ReplayBuffer
 
+from gfn_rb.codec.primitives import one_line
 from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import (
     ArgumentError,
@@ -30,7 +31,6 @@ from gfn_rb.remote.messages import (
     Kind,
     ScoreFunction,
     SenderStatistics,
-    as_line,
     describe_error,
     is_number,
     pack,
@@ -46,21 +46,6 @@ PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 
 MAX_UNREAD = 256  # replies that a rank may leave unread before it counts as lost
 MAX_UNREAD_NBYTES = 1 << 28  # of these; answers to questions are bounded by number instead
-
-
-class BatchResult(NamedTuple):
-    """Result of a batch."""
-
-    outcomes: dict[str, int]
-    """Numbers of rows by outcome."""
-    scores: Mapping[str, float] = {}
-    """Scores of the batch."""
-    per_row: TensorDict | None = None
-    """Scores of its rows."""
-    error: Exception | None = None
-    """Why it could not be stored or scored."""
-    failure: str = "refused"
-    """What the error means for the batch."""
 
 
 class MessageHandler:
@@ -132,7 +117,7 @@ class MessageHandler:
         if self._workers.leave(rank, state, why):
             n, left = len(self._workers), len(self._workers.present)
             left_over = f"going on with {left} of {n} workers"
-            self._warn(rank, why, f"worker {rank} is lost: {as_line(why)}; {left_over}")
+            self._warn(rank, why, f"worker {rank} is lost: {' '.join(why.split())}; {left_over}")
 
     # Questions of any rank.
 
@@ -192,11 +177,10 @@ class MessageHandler:
             raise ArgumentError(f"id must be an integer of 64 bits, got {number!r:.80}")
         if quota is not None and (type(quota) is not int or quota < 0):
             raise ArgumentError(f"quota must be at least 0, got {quota!r:.80}")
-        result = self._handle_batch(rows, source)
+        outcomes, scores, per_row, error = self._handle_batch(rows, source)
         self.batches += 1
-        scored = {"outcomes": result.outcomes, "scores": result.scores}
-        answer: dict[str, Any] = {"to": number, **scored}
-        outcome, error, fed = result.failure, result.error, None
+        answer: dict[str, Any] = {"to": number, "outcomes": outcomes, "scores": scores}
+        outcome, fed = "refused" if "refused" in outcomes else "cannot score", None
         try:
             answer["baseline"] = self._baseline.value(self.buffer)
             if source in self._feeder.subscribers:
@@ -204,31 +188,33 @@ class MessageHandler:
                 fed = self._feeder.next_for(source, quota)
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
-        sender, n = self._senders[source], sum(result.outcomes.values())
+        sender, n = self._senders[source], sum(outcomes.values())
         sender.fed += 0 if fed is None else len(fed)
-        sender.count(batches=1, items=n, errors=int(error is not None), **result.outcomes)
+        sender.count(batches=1, items=n, errors=int(error is not None), **outcomes)
         if error is not None:
             self._log(frame, error, outcome, f"{n} items: ")
             answer["error"] = describe_error(error)
-        self._reply(frame, Kind.SCORES, answer, fed, result.per_row)
+        self._reply(frame, Kind.SCORES, answer, fed, per_row)
 
-    def _handle_batch(self, rows: TensorDictBase, sender: int) -> BatchResult:
-        """Store and score a batch; an error is part of the result and does not end the manager."""
+    def _handle_batch(
+        self, rows: TensorDictBase, sender: int
+    ) -> tuple[dict[str, int], dict[str, float], TensorDict | None, Exception | None]:
+        """Store and score a batch; return outcomes, scores, scores per row, and any error."""
         try:
             self._watch.switch("store")
             log_reward = check_rows(rows, self._below)
             n = log_reward.shape[0]
             outcomes = self._store(rows, n, sender)
         except Exception as error:  # a writer, transform or storage may raise anything
-            return BatchResult({"refused": rows.batch_size[0]}, error=error)
+            return {"refused": rows.batch_size[0]}, {}, None, error
         self._baseline.observe(log_reward, outcomes.get("stored", 0))
         if self._score is None:
-            return BatchResult(outcomes)
+            return outcomes, {}, None, None
         try:
             self._watch.switch("score")
-            return BatchResult(outcomes, *pack(self._score(rows, sender), n))
+            return outcomes, *pack(self._score(rows, sender), n), None
         except Exception as error:
-            return BatchResult(outcomes, error=error, failure="cannot score")
+            return outcomes, {}, None, error
 
     def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
         """Offer rows to the buffer, and return their outcomes."""
@@ -256,7 +242,7 @@ class MessageHandler:
                 index.refresh()
                 index.sent[index.number[slots.numpy()], sender] = True
             except Exception as error:  # rows that are stored are not refused
-                log.warning("rows were stored, and cannot be fed yet: %s", as_line(repr(error)))
+                log.warning("rows were stored, and cannot be fed yet: %s", one_line(error)[:500])
         return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
@@ -310,10 +296,9 @@ class MessageHandler:
     def _log(
         self, frame: ReceivedFrame, why: Exception, outcome: str = "refused", what: str = ""
     ) -> None:
-        reason = f"{type(why).__name__}: {why}"
         # Of a frame that cannot be read, nothing but the tag tells its subject.
         where = "" if frame.error is None else f" on tag {frame.tag}"
-        line = f"{outcome} what rank {frame.source} sent{where}: {as_line(what + reason)}"
+        line = f"{outcome} what rank {frame.source} sent{where}: {what}{one_line(why)[:500]}"
         self._warn(frame.source, f"{outcome} {type(why).__name__}", line)
 
     def _warn(self, rank: int, why: str, line: str) -> None:

@@ -25,12 +25,13 @@ from gfn_rb.checkpoint import (
     save_checkpoint,
     save_state,
 )
+from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, check_rows
 from gfn_rb.remote.handler import MessageHandler
-from gfn_rb.remote.messages import Kind, ScoreFunction, SenderStatistics, as_line
+from gfn_rb.remote.messages import Kind, ScoreFunction, SenderStatistics
 from gfn_rb.remote.ranks import Membership, check_roles
 from gfn_rb.transports.base import Transport
 from gfn_rb.writers.reward import RewardPrioritizedWriter
@@ -200,8 +201,7 @@ class ReplayBufferManager(MessageHandler):
             try:
                 self.save()
             except Exception as error:  # the next may succeed, as when a disk was full
-                why = as_line(f"{type(error).__name__}: {error}")
-                log.warning("%s: could not save, going on: %s", self._name, why)
+                log.warning("%s: could not save, going on: %s", self._name, one_line(error)[:500])
         return envelope is not None
 
     def metadata(self) -> dict[str, Any]:

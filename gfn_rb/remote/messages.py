@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -158,31 +157,20 @@ def remote_error(rank: int, values: Any) -> RemoteError:
     return RemoteError(rank, message, str(said.get("traceback", "")))
 
 
-def is_finite(value: Any) -> bool:
-    """Return whether a value is a number that a float can hold, neither infinite nor NaN."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
 def is_number(value: Any) -> TypeGuard[int]:
     """Return whether a value can number a batch: an integer of 64 bits."""
     return type(value) is int and abs(value) < 1 << 63
-
-
-def as_line(text: str) -> str:
-    """Return a text in one line, of at most 500 characters."""
-    return " ".join(text.split())[:500]
 
 
 @dataclass
 class WorkerStatistics(Outcomes):
     """Counters of a worker.
 
-    ``offered`` is the sum of ``reduced``, ``filtered``, ``skipped``, ``sent`` and pending rows.
+    ``offered`` is the sum of ``filtered``, ``skipped``, ``sent`` and pending rows.
     ``sent`` plus ``resent`` is the sum of the outcomes, ``lost`` and unanswered rows.
 
     Attributes:
         offered: rows given to the worker.
-        reduced: rows that identify no object, left out of a reduced payload.
         filtered: rows below the baseline, not sent.
         skipped: rows not sent, because too many batches were unanswered, their manager is lost, or
             the rows cannot be sent.
@@ -201,7 +189,6 @@ class WorkerStatistics(Outcomes):
     """
 
     offered: int = 0
-    reduced: int = 0
     filtered: int = 0
     skipped: int = 0
     sent: int = 0

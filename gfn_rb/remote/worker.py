@@ -17,21 +17,20 @@ from gfn_rb.buffers.compact import CompactRows, compact_rows_of
 from gfn_rb.buffers.presets import stale_entries
 from gfn_rb.containers import States, Trajectories, Transitions
 from gfn_rb.containers.objects import objects_in, terminating_states
-from gfn_rb.containers.steps import reduce_to_states
-from gfn_rb.errors import ArgumentError, GfnRbError, TransportTimeoutError
+from gfn_rb.errors import (
+    ArgumentError,
+    GfnRbError,
+    KeyMismatchError,
+    ShapeError,
+    TransportTimeoutError,
+)
 from gfn_rb.kernels.objects import Objects
 from gfn_rb.keys import LOG_REWARD
+from gfn_rb.remote.baseline import BaselineFilter
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.client import ManagerClient, answer_of, checked_answer
-from gfn_rb.remote.feeding import ObjectIndex, look_up
+from gfn_rb.remote.feeding import ObjectIndex, Subscription, join_batches, look_up
 from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
-from gfn_rb.remote.options import (
-    BaselineFilter,
-    SentRows,
-    Subscription,
-    join_batches,
-    require_fit,
-)
 from gfn_rb.remote.ranks import batches_of, check_ranks
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.transports.base import Deadline, ShutdownBudget, Transport, never
@@ -69,8 +68,6 @@ class ReplayBufferWorker(ManagerClient):
             at least 1. A manager with as many is sent no further one. Rows that it owns are counted
             as ``skipped`` and stay in the worker's own buffer. This bounds memory.
         frequency: number of adds between messages, at least 1.
-        payload: what to send: ``"items"`` whole, or ``"terminating"`` states with log-reward and
-            condition.
         filter: :class:`~gfn_rb.remote.BaselineFilter` that drops rows below the managers' baseline;
             None to send all rows.
         subscription: :class:`~gfn_rb.remote.Subscription` to rows of others; None for none.
@@ -105,7 +102,6 @@ class ReplayBufferWorker(ManagerClient):
         mode: Mode = "awaited",
         in_flight: int = 8,
         frequency: int = 1,
-        payload: SentRows = "items",
         filter: BaselineFilter | None = None,
         subscription: Subscription | None = None,
         keep: Sequence[str] = (),
@@ -123,7 +119,6 @@ class ReplayBufferWorker(ManagerClient):
         if transport.rank in managers:
             raise ArgumentError(f"manager must be another rank than this one, {transport.rank}")
         require_choice("mode", mode, get_args(Mode))
-        require_choice("payload", payload, get_args(SentRows))
         require_choice("on_error", on_error, ("raise", "log"))
         form = compact or compact_rows_of(buffer)
         super().__init__(transport, managers, timeout, ShutdownBudget(stopped), form)
@@ -133,7 +128,6 @@ class ReplayBufferWorker(ManagerClient):
         self.mode: Mode = mode
         self.in_flight = as_count("in_flight", in_flight)
         self.filter = filter
-        self.payload = payload
         self._dropped = stale_entries(keep)
         self._raises = on_error == "raise"
         self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
@@ -194,7 +188,11 @@ class ReplayBufferWorker(ManagerClient):
         sent = rows if keys.isdisjoint(self._dropped) else rows.exclude(*self._dropped)
         # Everything is checked before anything is kept: nothing is half-added.
         if self._pending:
-            require_fit(self._pending[-1], sent)
+            try:
+                join_batches([self._pending[-1][:1], sent[:1]])
+            except (KeyMismatchError, ShapeError, ArgumentError) as error:
+                message = f"items do not go with those added before: {error}"
+                raise type(error)(message) from None
         if not self._connected:
             self.connect()
         if n:
@@ -295,15 +293,11 @@ class ReplayBufferWorker(ManagerClient):
     # Sending.
 
     def _send_pending(self, ready: Collection[int]) -> bool:
-        """Send pending rows, reduced and filtered; return whether any were sent."""
+        """Send pending rows, filtered; return whether any were sent."""
         batches, self._pending = self._pending, []
         left = sum([rows.batch_size[0] for rows in batches])
         try:
             rows = batches[0] if len(batches) == 1 else join_batches(batches)
-            if self.payload == "terminating":
-                rows, n = reduce_to_states(rows), left
-                left = len(rows)
-                self.statistics.reduced += n - left
             if self.filter is not None and left:
                 rows, n = self.filter(rows, self.baseline), left
                 left = len(rows)
@@ -326,8 +320,7 @@ class ReplayBufferWorker(ManagerClient):
                 return
             if terminating_states(rows) is None:
                 return  # transitions have no owner
-            rows = rows.select(*self._sent_keys)
-            yield reduce_to_states(rows) if self.payload == "terminating" else rows
+            yield rows.select(*self._sent_keys)
 
     # What comes back.
 

@@ -37,7 +37,7 @@ LossName = Annotated[
 ]
 ReplayName = Literal["auto", "trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
-FeedName = Literal["none", "top", "diverse", "softmax", "newest"]
+FeedName = Literal["none", "top", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
 TransportName = Literal["auto", "mpi", "gloo", "local"]
@@ -241,9 +241,9 @@ class FeedOptions:
     """Items of other ranks that a manager feeds."""
 
     kind: _Own[FeedName] = "none"
-    """Which items of other ranks are fed: those of highest reward, diverse ones among these, drawn
-    by reward, or the newest. A rank trains on a fed item as on a fresh one when it arrives, and
-    replays it from then on. With averaged gradients it is only replayed."""
+    """Which items of other ranks are fed: those of highest reward, drawn by reward, or the newest.
+    A rank trains on a fed item as on a fresh one when it arrives, and replays it from then on. With
+    averaged gradients it is only replayed."""
     quota: rules.PositiveInt = 64
     """Maximum number of items in each reply. batch-size times the number of other ranks feeds all
     items; fewer items save time."""

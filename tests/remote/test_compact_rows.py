@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from gfn_rb import Sampler, States, fifo_buffer
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.containers import convert
+from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
 from gfn_rb.errors import ArgumentError, WireError
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
@@ -122,9 +123,9 @@ def test_states_alone_travel_whole_where_actions_are_stored():
     (mine, theirs), rb = group(2), fifo_buffer(99)
     with (
         threads(ReplayBufferManager(theirs, rb).run),
-        ReplayBufferWorker(mine, 1, stored(DNA, "rebuild"), payload="terminating") as worker,
+        ReplayBufferWorker(mine, 1, compact=compact_rows_of(stored(DNA, "rebuild"))) as worker,
     ):
-        worker.extend(found(DNA))
+        worker.extend(reduce_to_states(found(DNA)))
     assert States.from_tensordict(rb[:]).is_terminating.all()
     assert len(rb) == worker.statistics.stored > 0
 

@@ -24,7 +24,7 @@ from gfn_rb.remote import (
 from gfn_rb.remote.messages import OUTCOMES
 
 SCHEDULES = int(os.environ.get("GFN_RB_SCHEDULES", "2"))  # for each number of managers
-POLICIES = ("top", "newest", "softmax", "diverse")
+POLICIES = ("top", "newest", "softmax")
 VALUES = 120  # different objects
 
 

@@ -15,6 +15,7 @@ from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.checkpoint.atomic import published
+from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.interop.torch_files import read_torch_file
 from gfn_rb.interop.torchgfn.remote import (
@@ -349,14 +350,15 @@ class ReplayBuffer:
         worker.waiting.discard(self)
         start, known = time.perf_counter(), worker.statistics
         before = known.seconds_sending, known.seconds_blocked
-        rows = rows_of(container)
+        rows: Any = rows_of(container)
+        if self.scoring_only:
+            rows = reduce_to_states(rows)
         self._note("serialize_objs", time.perf_counter() - start)
         worker.send(
             rows,
             self._replies,
             "nonblocking" if self.async_comm else "deferred" if self.async_score else "awaited",
             self._filter if self.baseline_filtering else None,
-            "terminating" if self.scoring_only else "items",
         )
         self._note("send_data", known.seconds_sending - before[0])
         self._note("recv_score", known.seconds_blocked - before[1])

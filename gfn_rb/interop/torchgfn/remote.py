@@ -13,7 +13,6 @@ from tensordict import TensorDict
 from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import BaselineFilter, ManagerQueries, ReplayBufferWorker, Reply
-from gfn_rb.remote.options import SentRows
 from gfn_rb.remote.worker import Mode
 from gfn_rb.torchrl_compat import default_store
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
@@ -40,7 +39,6 @@ class SharedWorker(ReplayBufferWorker):
         inbox: list[Reply],
         mode: Mode,
         filter: BaselineFilter | None,
-        payload: SentRows,
     ) -> None:
         """Send rows of one buffer; replies to them arrive in ``inbox``, oldest first.
 
@@ -52,7 +50,7 @@ class SharedWorker(ReplayBufferWorker):
         if inbox is not self._inbox:
             self.drain(PATIENCE)
             self._inbox = inbox
-        self.mode, self.filter, self.payload = mode, filter, payload
+        self.mode, self.filter = mode, filter
         if (reply := self.extend(rows)) is not None:
             inbox.append(reply)
 

@@ -2,10 +2,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from remote.remote_runs import objects
+from statistics_of_draws import chi_square_p
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from gfn_rb import reward_prioritized_buffer
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding import Feeder, Subscriber
 
@@ -14,95 +17,114 @@ def terms(quota=2, policy="top", own=False, fresh=True):
     return {"quota": quota, "policy": policy, "own": own, "fresh": fresh}
 
 
-@pytest.fixture
-def rb():
-    return reward_prioritized_buffer(6)
-
-
-@pytest.fixture
-def feeder(rb):
-    return Feeder(rb, 4)
-
-
-@pytest.fixture
-def index(feeder):
-    return feeder.index
-
-
-@pytest.fixture
-def put(rb, index, feeder):
-    def put(values, sender):
-        slots = rb.extend(objects(values))
-        index.refresh()
-        index.sent[index.number[slots[slots >= 0].numpy()], sender] = True
-
-    return put
-
-
-def subscribed(feeder, rank, terms):
-    feeder.subscribe(rank, terms)
-    return feeder.subscribers[rank]
-
-
-def given(subscriber, quota=2):
-    rows = subscriber.next(quota)
+def fed(feeder, quota=2):
+    rows = feeder.next_for(1, quota)
     return [] if rows is None else rows["state"][:, 0].tolist()
 
 
-def test_a_worker_is_given_what_others_sent_once(rb, index, feeder, put):
-    subscriber = subscribed(feeder, 1, terms())
-    put([5, 1], 1)
-    put([3, 4, 2], 2)
-    assert given(subscriber) == [4, 3]
-    assert given(subscriber) == [2]
-    assert given(subscriber) == []
-    put([9], 3)
-    assert given(subscriber) == [9]
+def subscribed(rb, **options):
+    feeder = Feeder(rb, 4)
+    feeder.subscribe(1, terms(**options))
+    return feeder
 
 
-def test_items_of_reward_zero_are_not_given(rb, feeder):
-    rb.extend(objects([1, 2], [-math.inf, 0.0]))
-    assert given(subscribed(feeder, 1, terms())) == [2]
+values = st.integers(0, 30)
+log_rewards = st.sampled_from([-math.inf, -1.0, 0.0, 1.0, 2.0])
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("extend"), st.dictionaries(values, log_rewards, max_size=8)),
+        st.tuples(st.just("reply"), st.integers(1, 20)),
+        st.tuples(st.just("sent"), values),  # the worker sends what is held
+        st.tuples(st.just("empty"), st.none()),
+    ),
+    max_size=12,
+)
 
 
-def test_what_was_evicted_is_not_given(rb, index, feeder, put):
-    subscriber = subscribed(feeder, 1, terms())
-    put([1, 2, 3, 4, 5, 6], 2)
-    put([7, 8, 9, 10, 11], 1)
-    assert given(subscriber, 9) == [6]
+@pytest.mark.parametrize("policy", ["top", "newest"])
+@given(changes)
+def test_orders_agree_with_sorting(policy, changes):
+    rb, held = fifo_buffer(12), {}  # by value, the key to sort by; None if it is not to be given
+    feeder = subscribed(rb, policy=policy)
+    index, latest = feeder.index, -1
+    for action, argument in changes:
+        if action == "empty":
+            rb.empty()
+            index.refresh()
+            held = {}
+        elif action == "extend":
+            rows = {v: r for v, r in argument.items() if v not in held}
+            if rows:
+                rb.extend(objects(list(rows), list(rows.values())))
+            held = dict([*held.items(), *rows.items()][-12:])
+            index.refresh()
+            for value in rows.keys() & held.keys():  # those of one batch arrive in some order
+                arrival = int(index.arrival[index.find(objects_in(objects([value])))[0]])
+                assert arrival > latest
+                key = (rows[value] if policy == "top" else 0, arrival)
+                held[value] = key if rows[value] > -math.inf else None
+            latest = index.n_arrived - 1
+        elif action == "sent" and argument in held:
+            index.sent[index.find(objects_in(objects([argument]))), 1] = True
+            held[argument] = None
+        elif action == "reply":
+            to_give = [v for v, key in held.items() if key is not None]
+            expected = sorted(to_give, key=held.__getitem__, reverse=True)[:argument]
+            assert fed(feeder, argument) == expected
+            held.update(dict.fromkeys(expected))
 
 
-def test_a_restarted_worker_is_given_everything_again_a_returning_one_is_not(
-    rb, index, feeder, put
-):
-    put([3, 4], 2)
-    assert given(subscribed(feeder, 1, terms()), 9) == [4, 3]
-    assert given(subscribed(feeder, 1, terms(fresh=False)), 9) == []
-    assert given(subscribed(feeder, 1, terms(fresh=True)), 9) == [4, 3]
+def test_softmax_draws_have_their_law():
+    log_reward, counts = [0.0, 1.0, 2.0, -2.0, 1e-3], torch.zeros(5)
+    rb = fifo_buffer(5)
+    rb.set_rng(torch.Generator().manual_seed(0))
+    rb.extend(objects(range(5), log_reward))
+    feeder = Feeder(rb, 4)
+    for _ in range(1500):
+        feeder.subscribe(1, terms(policy="softmax"))
+        counts[fed(feeder, 1)] += 1
+    assert chi_square_p(counts, torch.tensor(log_reward).softmax(0)) > 1e-3
+    feeder.subscribe(1, terms(policy="softmax"))
+    assert sorted(fed(feeder, 3) + fed(feeder, 3) + fed(feeder)) == [*range(5)]  # nothing twice
+
+
+def test_only_changed_rows_are_ranked_again(monkeypatch):
+    rb, ranked, rank = fifo_buffer(1000), [], Subscriber._rank
+    rb.extend(objects(range(1000)))
+    feeder = subscribed(rb)
+    monkeypatch.setattr(
+        Subscriber, "_rank", lambda self, row: ranked.append(len(row)) or rank(self, row)
+    )
+    for i in range(3):
+        fed(feeder, 4)
+        rb.extend(objects(range(1000 + 5 * i, 1005 + 5 * i)))
+    assert ranked == [1000, 5, 5]
+
+
+def test_a_restarted_worker_is_given_everything_again_a_returning_one_is_not():
+    rb = reward_prioritized_buffer(6)
+    rb.extend(objects([3, 4]))
+    feeder = subscribed(rb)
+    assert fed(feeder, 9) == [4, 3]
+    for fresh, expected in ((False, []), (True, [4, 3])):
+        feeder.subscribe(1, terms(fresh=fresh))
+        assert fed(feeder, 9) == expected
 
 
 def test_slots_that_a_buffer_stores_are_not_given():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
-    feeder = Feeder(rb, 4)
+    feeder = subscribed(rb)
     rb.extend(objects([3]).set("index", torch.zeros(1, dtype=torch.int64)))
     assert "index" in rb.storage._storage.keys()  # noqa: SIM118
-    rows = subscribed(feeder, 1, terms()).next(1)
-    assert set(rows.keys()) == {"state", "log_reward"}
+    assert set(feeder.next_for(1).keys()) == {"state", "log_reward"}
 
 
-def test_relabelled_rewards_count(rb, index, feeder, put):
-    subscriber = subscribed(feeder, 1, terms())
-    put([3, 4], 2)
-    slot = int((rb[:]["state"][:, 0] == 3).nonzero())
-    rb.writer.update(torch.tensor([slot]), torch.tensor([9.0]))
-    assert given(subscriber) == [3, 4]
-
-
-@pytest.mark.parametrize("policy", ["top", "diverse", "softmax", "newest"])
-def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, feeder, put, policy):
-    subscriber = subscribed(feeder, 1, terms(policy=policy))
-    put([3, 4, 2, 1], 2)
-    assert sorted(given(subscriber) + given(subscriber) + given(subscriber)) == [1, 2, 3, 4]
+def test_relabelled_rewards_count():
+    rb = reward_prioritized_buffer(6)
+    feeder = subscribed(rb)
+    slots = rb.extend(objects([3, 4]))
+    rb.writer.update(slots[:1], torch.tensor([9.0]))
+    assert fed(feeder) == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +140,6 @@ def test_every_policy_gives_all_there_is_and_nothing_twice(rb, index, feeder, pu
         (terms(own=1), "own must be true or false, got 1"),
     ],
 )
-def test_foreign_terms_are_not_believed(feeder, bad, message):
+def test_foreign_terms_are_not_believed(bad, message):
     with pytest.raises(ArgumentError, match=message):
-        Subscriber(1, bad, feeder)
+        Subscriber(1, bad, Feeder(fifo_buffer(6), 4))

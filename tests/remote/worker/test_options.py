@@ -1,7 +1,7 @@
 import torch
 from remote.remote_runs import objects
 
-from gfn_rb.remote.options import BaselineFilter
+from gfn_rb.remote import BaselineFilter
 
 
 def test_rows_that_are_no_number_are_sent_for_the_manager_to_refuse():

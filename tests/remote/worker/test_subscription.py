@@ -1,8 +1,8 @@
 from remote.remote_runs import objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb.remote import Subscription
 from gfn_rb.remote.feeding import ObjectIndex
-from gfn_rb.remote.options import Subscription
 
 
 def test_fed_rows_land_in_the_second_buffer():
@@ -38,7 +38,7 @@ def test_an_object_is_known_by_its_terminating_state():
 
 
 def test_only_the_objects_fed_last_are_remembered(monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.options._REMEMBERED", 2)
+    monkeypatch.setattr("gfn_rb.remote.feeding._REMEMBERED", 2)
     subscription = Subscription(fifo_buffer(1), 3)
     assert subscription.receive(objects([1, 2, 3]), None) == 0
     assert subscription.receive(objects([1]), None) == 1  # though it was never seen to be held

@@ -163,22 +163,6 @@ def test_what_goes_stale_is_not_sent_unless_kept():
             assert worker.extend(rows).scores == {"keys": 4.0 + len(kept)}
 
 
-def test_items_can_be_reduced_to_terminating_states():
-    seen = []
-
-    def score(items, sender):
-        seen.append((set(items.keys()), items["state"].tolist()))
-        return {}
-
-    pair, local = Pair(fifo_buffer(20), score), fifo_buffer(20)
-    with threads(pair.serve), pair.worker(buffer=local, payload="terminating") as worker:
-        worker.extend(trajectories([1, 2]))
-        assert worker.statistics.reduced == 0
-    keys = {"state", "log_reward", "is_terminating"}
-    assert seen == [(keys, [[1], [2]])]
-    assert len(pair.manager.buffer) == len(local) == 2
-
-
 def test_rows_below_the_baseline_are_not_sent():
     pair, local = Pair(reward_prioritized_buffer(2)), fifo_buffer(20)
     filtering = BaselineFilter(refresh_after=2)
