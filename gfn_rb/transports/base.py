@@ -25,7 +25,7 @@ from gfn_rb.errors import (
 T = TypeVar("T")
 
 Payload = Sequence[Buffer]
-Part = memoryview | LazyBuffer
+Part = memoryview | LazyBuffer  # of a payload
 
 MAX_TAG = 32_000
 MAX_NBYTES = 1 << 30
@@ -147,14 +147,7 @@ class Transport(ABC):
         return None
 
     def send(self, payload: Payload, dest: int, tag: int = 0, timeout: float | None = None) -> None:
-        """Send a message, and wait until its payload may be changed.
-
-        Args:
-            payload: buffers, sent one after another: contiguous bytes or arrays, or
-                :class:`LazyBuffer`.
-            dest: rank of the receiver.
-            tag: tag of the message, 0 to 32,000.
-            timeout: seconds to wait, 0 or more. Default: the timeout of the transport.
+        """Send a message as :meth:`isend` does, and wait until its payload may be changed.
 
         Raises:
             TransportTimeoutError: the receiver did not receive it in time. It may still arrive.
@@ -349,6 +342,11 @@ class Transport(ABC):
             raise ArgumentError(f"{name} is {rank}; expected a rank, 0 to {self.size - 1}")
         if tag is not None and not 0 <= tag <= MAX_TAG:
             raise ArgumentError(f"tag is {tag}; expected 0 to {MAX_TAG}")
+
+
+def made(part: Part) -> bytes | memoryview:
+    """Return the bytes of a part."""
+    return part.make() if isinstance(part, LazyBuffer) else part
 
 
 def checked_timeout(timeout: float) -> float:

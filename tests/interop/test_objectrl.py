@@ -54,19 +54,6 @@ def test_batches_are_those_of_objectrls_buffer_and_so_are_later_random_numbers()
     assert all(ours.equal(plain) for ours, plain in pairs)
 
 
-def test_contents_are_restored(tmp_path) -> None:
-    buffer, path = ReplayBuffer(CPU, CPU, 10), str(tmp_path / "buffer")
-    buffer.add_batch(rows(6))
-    buffer.add_batch(rows(8, 6))
-    buffer.save(path)
-    fresh = ReplayBuffer(CPU, CPU, 3)
-    fresh.load(path)
-    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 10, 4)
-    for each in (buffer, fresh):
-        each.add(rows(1, 50)[0])
-    assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
-
-
 def test_objectrl_can_load_what_is_saved(tmp_path) -> None:
     buffer, path = ReplayBuffer(CPU, CPU, 10), tmp_path / "buffer"
     buffer.add_batch(rows(6))

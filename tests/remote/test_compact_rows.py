@@ -4,7 +4,6 @@ import pytest
 import torch
 from factories import assert_equal, linear_policy, seeded
 from remote.remote_runs import group, objects, threads
-from tensordict import TensorDict
 
 from gfn_rb import Sampler, States, fifo_buffer
 from gfn_rb.buffers.compact import compact_rows_of
@@ -171,14 +170,6 @@ def test_rows_of_large_states_are_bounded_however_few_their_bytes(rows_fit, monk
     assert made == ([1, 3] if rows_fit else [])
 
 
-def test_a_single_row_of_many_steps_is_bounded_before_it_is_made_whole(monkeypatch):
-    form, n_steps = compact_rows_of(stored(HyperGrid(600, 2), "rebuild")), 1 << 20
-    monkeypatch.setattr(type(form), "forward", lambda *_: pytest.fail("made whole"))
-    rows = TensorDict({"action": torch.zeros(1, n_steps, dtype=torch.int16)}, [1])
-    with pytest.raises(ArgumentError, match=r"rows have \d+ bytes whole, expected 1073741824 at"):
-        form.check_size(rows, 1 << 30)
-
-
 def test_all_rows_are_not_made_whole_where_they_fit_no_message():
     mine, rb, rows = group(2)[0], stored(DNA, "rebuild"), found(DNA, 99)
     manager = ReplayBufferManager(mine, rb)
@@ -188,18 +179,6 @@ def test_all_rows_are_not_made_whole_where_they_fit_no_message():
         manager.items()
     mine.max_nbytes = 2 * rows.bytes()
     assert len(manager.items()) == len(rb)
-
-
-def test_items_travel_compact_beside_scores_that_do_not():
-    form, rows, scores = compact_rows_of(stored(DNA, "narrow")), found(DNA), found(DNA, 5)
-    mine, theirs = (FrameChannel(transport, form) for transport in group(2))
-    mine.learn_form(1, repr(form))
-    mine.send(1, DATA_TAG, Kind.SCORES, rows=rows, scores=scores)
-    frame = theirs.receive()
-    assert frame.meta == {"compact": True}
-    assert_equal(in_order(frame.rows), in_order(rows))
-    assert_equal(in_order(frame.scores), in_order(scores))
-    assert (frame.rows.batch_size, frame.scores.batch_size) == ((12,), (5,))
 
 
 def test_ranks_without_buffers_can_be_given_a_form():

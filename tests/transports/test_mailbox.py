@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from gfn_rb.errors import PeerLostError, TransportTimeoutError
 from gfn_rb.transports import LocalTransport
-from gfn_rb.transports.local import QueuedMessage
-
-
-def queued(sender: LocalTransport) -> QueuedMessage:
-    return QueuedMessage(sender, sender.rank, 1, 0, np.zeros(1, np.uint8))
-
-
-@pytest.fixture
-def sender() -> LocalTransport:
-    return LocalTransport.group(2, timeout=0.05)[0]
-
-
-def test_a_message_to_a_lost_rank_is_lost_unless_it_was_delivered(sender: LocalTransport) -> None:
-    early, late = queued(sender), queued(sender)
-    early.deliver()
-    sender._mailboxes.mark_gone(1, "it burned down")
-    sender._mailboxes.mark_gone(1, "and was flooded")
-    assert early.done()
-    with pytest.raises(PeerLostError, match="rank 1 is lost: it burned down"):
-        late.done()
-    with pytest.raises(PeerLostError):
-        late.wait()
 
 
 def test_senders_are_served_in_turn() -> None:

@@ -96,10 +96,6 @@ def view(text: bytes) -> memoryview:
     return memoryview(text)
 
 
-def test_small_messages_are_one_piece() -> None:
-    assert cut([view(b"ab"), view(b""), view(b"c")], 3) == (PREAMBLE.pack(3) + b"abc", [])
-
-
 def test_messages_up_to_a_limit_are_one_piece() -> None:
     late = LazyBuffer(2, lambda: b"zz")
     parts = [view(b"a"), LARGE[: WHOLE - 4], late, view(b"!")]

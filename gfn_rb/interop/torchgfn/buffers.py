@@ -224,14 +224,7 @@ class ReplayBuffer:
         return self.env.device
 
     def initialize(self, training_container: Any) -> Any:
-        """Return an empty container of the same class.
-
-        Args:
-            training_container: torchgfn's ``Trajectories``, ``Transitions`` or ``StatesContainer``.
-
-        Raises:
-            ValueError: it is none of these.
-        """
+        """Return an empty container of the same class, or raise a ValueError for other classes."""
         for kind in _KINDS:
             if isinstance(training_container, kind):
                 return kind(self.env)
@@ -309,7 +302,6 @@ class ReplayBuffer:
         return RewardPrioritizedWriter() if self.prioritized_capacity else FIFOWriter()
 
     def _chosen(self, rows: TensorDict) -> TensorDict:
-        """Return the rows that the writer is offered."""
         return rows
 
     # Within.
@@ -422,11 +414,9 @@ class TerminatingStateBuffer(ReplayBuffer):
     Args:
         env: torchgfn environment of the items.
         capacity: the number of items kept.
-        communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both sockets between
-            the processes of torch.distributed. Its first use in a process waits for all processes.
-        timing: record in ``timing_data`` the seconds of each add, draw, serialization, sending and
-            waiting for a reply.
-        **options: the other arguments of :class:`ReplayBuffer`.
+        communication_backend: as of :class:`ReplayBuffer`.
+        timing: as of :class:`ReplayBuffer`.
+        **options: its other arguments.
     """
 
     def __init__(

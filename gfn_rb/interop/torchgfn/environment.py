@@ -27,22 +27,13 @@ UNKNOWN_LENGTH = 2**14  # limit of walks whose longest length nobody has given o
 class TorchGFNEnv(EnumerableEnv):
     """A discrete torchgfn environment with the interface of a ``GFNEnv``.
 
-    If its states were listed it also gives the exact answers of an ``EnumerableEnv``. It has no
-    modes. It is on the device of the environment it wraps.
-
-    Args:
-        env: a ``gfn.env.DiscreteEnv``.
-        preprocessor: one of ``gfn.preprocessors``, whose output networks see. None means the states
-            themselves.
-        max_length: actions in the longest trajectory, the exit action included. None lists the
-            states, up to 100,000, to find it.
+    :func:`adapt_env` makes it, with the same arguments, and checks it. If its states were listed it
+    also gives the exact answers of an ``EnumerableEnv``. It has no modes. It is on the device of
+    the environment it wraps.
 
     Attributes:
         inner: the environment it wraps.
         n_states: number of states; infinite if they were not listed.
-
-    Raises:
-        ArgumentError: its actions are not discrete, or it has too many states to be listed.
     """
 
     n_states: float = math.inf  # type: ignore[assignment]
@@ -250,14 +241,10 @@ def _steady_walks(env: TorchGFNEnv) -> int:
 
 
 class TorchGFNNetwork(StateModule):
-    """A torchgfn estimator with its preprocessor. See :func:`adapt_estimator`.
+    """A torchgfn estimator with its preprocessor and parameters. See :func:`adapt_estimator`.
 
     It reads "state" and, if the environment has conditions, "condition". It writes "logits",
     unmasked, or "log_flow".
-
-    Args:
-        estimator: the estimator; its parameters are this module's.
-        env: converts rows to torchgfn's ``States``; it does not become a submodule.
 
     Attributes:
         is_backward: whether it is a backward policy.

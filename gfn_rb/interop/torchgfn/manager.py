@@ -86,11 +86,6 @@ class ReplayBufferManager:
         require_sendable(env)
         check_backend("communication_backend", communication_backend)
         require_choice("baseline_strategy", baseline_strategy, ("min", "percentile", "ema"))
-        share, alpha = baseline_percentile, baseline_ema_alpha
-        if not 0 <= share <= 1:
-            raise ArgumentError(f"baseline_percentile must be in [0, 1], got {share}")
-        if not 0 < alpha <= 1:
-            raise ArgumentError(f"baseline_ema_alpha must be in (0, 1], got {alpha}")
         self.remote_manager_rank, self.communication_backend = None, communication_backend
         self.timing, self.baseline_strategy = timing, baseline_strategy
         self.baseline_percentile, self.baseline_ema_alpha = baseline_percentile, baseline_ema_alpha
@@ -103,6 +98,8 @@ class ReplayBufferManager:
             if diverse_replay_buffer
             else ReplayBuffer(env, capacity, prioritized_capacity=True, timing=timing)
         )
+        percentile = {"min": 0.0, "percentile": baseline_percentile}.get(baseline_strategy)
+        self._baseline = _KeptBaseline(self.replay_buffer, percentile, baseline_ema_alpha)
         self.exit_counter, self.is_running = 0, True
 
     @cached_property
@@ -118,13 +115,11 @@ class ReplayBufferManager:
                 f"num_training_ranks must be from 1 to {transport.size - 1}, all other ranks, got "
                 f"{self.num_training_ranks}"
             )
-        alpha = self.baseline_ema_alpha
-        share = {"min": 0.0, "percentile": self.baseline_percentile}.get(self.baseline_strategy)
         return _Manager(
             self.num_training_ranks,
             transport,
             score=self._add_and_score,
-            baseline=_KeptBaseline(self.replay_buffer, share, alpha),
+            baseline=self._baseline,
             metadata=lambda _: {
                 "stored": len(self.replay_buffer),
                 "capacity": self.capacity,

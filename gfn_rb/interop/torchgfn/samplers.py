@@ -211,22 +211,8 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
     ) -> Trajectories:
         """Sample trajectories, then search around them several times.
 
-        Args:
-            env: environment of torchgfn.
-            n: number of trajectories from the source. Give ``n`` or ``states``.
-            states: torchgfn's starting states.
-            conditions: one condition per row, [n, *C], if the environment is conditional.
-            save_estimator_outputs: whether to save the logits at each step.
-            save_logprobs: whether to save the log-probability of each action, in nats, with
-                gradient.
-            n_local_search_loops: number of searches around each row, at least 0.
-            back_steps: number of moves to undo, int64 [n]; at most the moves of each row. Give
-                ``back_steps`` or ``back_ratio``.
-            back_ratio: share of moves to undo, above 0 and at most 1.
-            use_metropolis_hastings: whether to accept by Metropolis-Hastings. Otherwise a proposal
-                is accepted if its reward is strictly higher.
-            **policy_kwargs: ``epsilon``, ``temperature`` and ``sf_bias``, see
-                :meth:`Sampler.sample_trajectories`.
+        Each row is searched around ``n_local_search_loops`` times, 0 or more. Other arguments are
+        those of :meth:`Sampler.sample_trajectories` and :meth:`local_search`.
 
         Returns:
             The sampled trajectories, followed by the proposals of each loop.

@@ -227,13 +227,6 @@ def test_a_declared_layout_can_be_stored_and_is_that_of_the_rows_that_a_buffer_h
     assert values_of(rb) == [1, 77]
 
 
-def test_high_rows_make_a_finite_baseline():
-    scene, high = Scene(fifo_buffer(9)), torch.tensor([1.7e308], dtype=torch.float64)
-    for value in (3, 4):
-        scene.attack(meta={"id": 2}, rows=objects([value]).set("log_reward", high))
-    assert math.isfinite(scene.manager.baseline)
-
-
 # What is unknown, and what fails.
 
 

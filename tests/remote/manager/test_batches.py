@@ -5,7 +5,6 @@ from remote.remote_runs import group, objects, trajectories, values_of
 
 from gfn_rb import DiversityWriter, Sampler, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import ReplayBufferManager
 
 
@@ -27,14 +26,6 @@ def terms(**changes):
 def given(store, rank, quota=None):
     rows = store.feeder.next_for(rank, quota)
     return None if rows is None else rows["state"][:, 0].tolist()
-
-
-def test_without_a_buffer_rows_are_scored_alone():
-    store = Manager(None, 3)
-    assert store.put(objects([1, 2]), 1) == {"scored": 2}
-    assert store.feeder.next_for(1) is None
-    with pytest.raises(ArgumentError, match="this manager keeps no items"):
-        store.feeder.subscribe(1, terms())
 
 
 def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_to():

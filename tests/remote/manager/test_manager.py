@@ -96,18 +96,6 @@ def test_the_baseline_is_told():
     assert late.meta["baseline"] == 5.0
 
 
-def test_a_subscriber_is_fed_with_its_answers():
-    manager, one, other = made(reward_prioritized_buffer(9))
-    assert one.subscribe().kind == Kind.HELLO
-    other.send(objects([1, 2, 3]))
-    answer = one.send(objects([2, 9]))
-    assert answer.meta["outcomes"] == {"stored": 1, "rejected": 0, "duplicates": 1}
-    assert answer.rows["state"][:, 0].tolist() == [3, 1]  # not 2, which it has just sent
-    assert one.send(objects([9])).rows is None
-    assert manager.metadata()["senders"]["1"]["fed"] == 2
-    assert manager.metadata()["subscribers"] == [1]
-
-
 @pytest.mark.parametrize(
     ("kind", "meta", "message"),
     [
@@ -211,16 +199,6 @@ def test_a_worker_whose_endpoint_closes_is_lost_once(caplog):
     assert caplog.text.count("worker 1 is lost") == 1
     assert "going on with 1 of 2 workers" in caplog.text
     assert other.send(objects([2])).meta["outcomes"]["stored"] == 1
-
-
-def test_a_worker_that_said_goodbye_may_close(caplog):
-    manager, one, _ = made(fifo_buffer(3))
-    one.ask(Kind.GOODBYE)
-    one.link.transport.close()
-    while manager.step():
-        pass
-    assert manager.metadata()["senders"]["1"]["state"] == "gone"
-    assert "lost" not in caplog.text
 
 
 def test_answers_that_cannot_be_sent_are_refused(caplog):

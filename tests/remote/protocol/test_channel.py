@@ -1,5 +1,3 @@
-from collections import deque
-
 import pytest
 from remote.remote_runs import group, objects, transitions
 
@@ -8,10 +6,8 @@ from gfn_rb.errors import (
     PeerLostError,
     ShapeError,
     TransportClosedError,
-    TransportTimeoutError,
 )
 from gfn_rb.remote.channel import FrameChannel
-from gfn_rb.transports.base import SendHandle
 
 
 @pytest.mark.parametrize("rows", [None, transitions([4, 5, 6])])
@@ -82,32 +78,3 @@ def test_frames_that_do_not_leave_are_counted():
     assert mine.in_flight(2)[0] == 1
     other.transport.close()
     assert mine.in_flight(2) == (0, 0)
-
-
-class Stuck(SendHandle):
-    """A handle of a frame that never leaves, and whose size is not looked at."""
-
-    def __init__(self, waits):
-        self.waits = waits
-
-    def done(self):
-        return False
-
-    def wait(self, timeout):
-        self.waits.append(timeout)
-        raise TransportTimeoutError("of a test")
-
-
-def test_all_frames_have_the_same_time_to_leave(monkeypatch):
-    now = iter([0.0, 1.0, 9.0])
-    monkeypatch.setattr("gfn_rb.remote.channel.time.monotonic", lambda: next(now))
-    link, waits = FrameChannel(group(1)[0]), []
-    link._in_flight.update({1: deque([Stuck(waits)]), 2: deque([Stuck(waits)])})
-    assert link.flush(5.0) == 2
-    assert waits == [4.0, 0.0]
-
-
-def test_a_send_counts_no_frames_in_flight():
-    link, stuck = FrameChannel(group(2)[0]), Stuck([])
-    link._in_flight[1].append(stuck)
-    assert [stuck, link.send(1, 0, 1)] == [*link._in_flight[1]]

@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 import torch
 from remote.remote_runs import group, objects, owners_of
@@ -175,35 +173,3 @@ def test_an_answer_that_comes_too_late_answers_no_other_question():
             scene.client.connect()
         scene.managers[1].send(0, DATA_TAG, Kind.HELLO)
         scene.client.collect()
-
-
-def test_a_manager_that_does_not_answer_is_given_up(caplog):
-    scene = Scene(2, timeout=0.1)
-    scene.send(of(1, 2))
-    with caplog.at_level(logging.WARNING):
-        assert scene.client.wait()
-    assert (scene.client.managers, scene.count.lost, scene.count.resent) == ([2], 2, 0)
-    assert "manager 1 is lost: it did not answer within 0.1 s" in caplog.text
-    assert scene.send(of(1, 2)) == 0
-
-
-@pytest.mark.parametrize("closes", [True, False])
-def test_managers_that_say_no_goodbye_are_named_and_lost_if_they_are_gone(
-    closes, caplog, monkeypatch
-):
-    scene, waits = Scene(2, timeout=0.05), []
-    monkeypatch.setattr(
-        scene.client._channel, "flush", lambda timeout, exclude: waits.append({*exclude})
-    )
-    if closes:
-        for manager in scene.managers.values():
-            manager.transport.close()
-    scene.client._leave(Deadline(0.05))
-    assert scene.client.managers == ([] if closes else [1, 2])
-    if closes:
-        for rank, message in zip((1, 2), caplog.messages, strict=True):
-            assert message.startswith(f"worker 0: manager {rank} is lost: ")
-        assert waits == [{1, 2}]  # what they have not taken is not waited for
-    else:
-        (message,) = caplog.messages
-        assert message.endswith(" s, before managers 1, 2 answered")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from remote.manager.test_attacks import SPOILT
 from remote.remote_runs import LIMIT, group, objects, threads, trajectories, values_of
 from tensordict import TensorDict
 
@@ -101,29 +102,24 @@ def test_scores_that_do_not_fit_together_are_the_managers_error():
 
 
 FEEDS = {
-    "NaN": objects([3], [math.nan]),
-    "inf": objects([3], [math.inf]),
-    "no log-reward": objects([3]).exclude("log_reward"),
+    **SPOILT,
     "no state": objects([3]).exclude("state"),
-    "state nested": objects([3]).set("state", scores(1)),
-    "state of a strange dtype": objects([3]).set("state", torch.zeros(1).to(torch.uint16)),
     "another layout": objects([3]).set("state", torch.zeros(1, 3)),
     "another kind": trajectories([3]),
-    "length": trajectories([3]).set("length", torch.tensor([99])),
     "nothing": TensorDict({}, [2]),
 }
 
 
-@pytest.mark.parametrize("what", FEEDS)
-def test_a_feed_that_cannot_be_stored_costs_nothing_else(what):
+def test_a_feed_that_cannot_be_stored_costs_nothing_else():
     scene = Scene(on_error="raise")
     scene.fed.extend(objects([7]))
-    scene.answer(Kind.SCORES, ANSWER, FEEDS[what])
-    with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
-        scene.worker.extend(objects([1, 2]))
-    assert scene.worker.statistics.stored == 2  # its rows were answered for
-    assert values_of(scene.fed) == [7]
-    scene.answer(Kind.SCORES, {**ANSWER, "to": 2}, objects([8]))
+    for number, (what, rows) in enumerate(FEEDS.items(), start=1):
+        scene.answer(Kind.SCORES, {**ANSWER, "to": number}, rows)
+        with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
+            scene.worker.extend(objects([1, 2]))
+        assert scene.worker.statistics.stored == 2 * number, what  # its rows were answered for
+        assert values_of(scene.fed) == [7], what
+    scene.answer(Kind.SCORES, {**ANSWER, "to": number + 1}, objects([8]))
     scene.worker.extend(objects([3, 4]))
     assert values_of(scene.fed) == [7, 8]
 
@@ -179,16 +175,3 @@ def test_a_worker_after_another_was_closed_is_answered():
         with ReplayBufferWorker(third, 0, timeout=LIMIT):
             pass
     assert values_of(rb) == [0, 1, 2, 3]
-
-
-def test_what_comes_late_for_a_worker_is_not_about_a_batch_of_the_next():
-    mine, theirs = group(2)
-    link, numbers = FrameChannel(mine), []
-    for value in range(2):
-        worker = ReplayBufferWorker(theirs, 0, mode="nonblocking", timeout=0.5)
-        link.send(1, DATA_TAG, Kind.HELLO, WELCOME)
-        worker.extend(objects([value]))
-        sent = next(m for m in iter(link.receive, None) if m.kind == Kind.ITEMS)
-        numbers.append(sent.meta["id"])
-        worker.close(0.01)
-    assert numbers == [1, 2]

@@ -55,27 +55,6 @@ def test_a_lost_manager_is_named():
         queries.metadata(0, LIMIT)
 
 
-def test_several_managers_answer_as_one():
-    transports, capacity = group(3), 8
-    managers = [
-        ReplayBufferManager(
-            transport, reward_prioritized_buffer(capacity), managers=[0, 1], workers=[2]
-        )
-        for transport in transports[:2]
-    ]
-    worker, queries = ReplayBufferWorker(transports[2], [0, 1]), ManagerQueries(transports[2])
-    with threads(*(manager.run for manager in managers)), worker:
-        assert queries.items([0, 1], LIMIT) is None
-        for values in (range(5), range(3, 30), range(40, 30, -1)):
-            worker.extend(objects(values))
-        kept = queries.items([0, 1], LIMIT)
-        assert kept["log_reward"].tolist() == list(range(40, 32, -1))
-        known = [queries.metadata(rank, LIMIT) for rank in (0, 1)]
-        assert sum(each["senders"]["2"]["items"] for each in known) == 42
-        assert sum(each["senders"]["2"]["duplicates"] for each in known) == 2
-        assert [each["rank"] for each in known] == [0, 1]
-
-
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("filled", ["before", "after"])
 def test_an_object_that_two_managers_hold_is_one(together, filled):

@@ -5,15 +5,6 @@ from gfn_rb.remote import Subscription
 from gfn_rb.remote.feeding import ObjectIndex
 
 
-def test_fed_rows_land_in_the_second_buffer():
-    fed = reward_prioritized_buffer(4)
-    subscription = Subscription(fed, 3)
-    assert subscription.terms() == {"quota": 3, "policy": "top", "own": False, "fresh": True}
-    assert subscription.receive(objects([1, 2]), None) == 0
-    assert values_of(fed) == [1, 2]
-    assert subscription.terms()["fresh"] is False
-
-
 def test_duplicates_are_dropped_on_arrival():
     local, fed = fifo_buffer(4), fifo_buffer(2)
     held, subscription = ObjectIndex(local), Subscription(fed, 3)
@@ -27,14 +18,6 @@ def test_duplicates_are_dropped_on_arrival():
     assert subscription.receive(objects([3]), held) == 1  # fed before, and gone since
     local.extend(objects([9, 10, 11, 12]))
     assert subscription.receive(objects([1]), held) == 0  # held no more, and never fed
-
-
-def test_an_object_is_known_by_its_terminating_state():
-    local, fed = fifo_buffer(4), fifo_buffer(4)
-    local.extend(trajectories([1, 2]))
-    subscription = Subscription(fed, 3)
-    assert subscription.receive(trajectories([2, 3], length=3), ObjectIndex(local)) == 1
-    assert fed[:]["state"][:, 2].tolist() == [[3]]
 
 
 def test_only_the_objects_fed_last_are_remembered(monkeypatch):
@@ -73,10 +56,3 @@ def test_rows_that_the_buffer_does_not_keep_are_taken_all_the_same():
         subscription.receive(objects([value]), None)
     assert values_of(fed) == [9]
     assert subscription.take()["log_reward"].tolist() == [5.0]  # as many as there is room for
-
-
-def test_rows_that_nobody_takes_are_dropped():
-    subscription = Subscription(fifo_buffer(4), 3)
-    for value in range(0, 20, 2):
-        subscription.receive(objects([value, value + 1]), None)
-    assert subscription.take()["log_reward"].tolist() == [16.0, 17.0, 18.0, 19.0]

@@ -294,18 +294,6 @@ def test_a_rank_that_is_no_manager_is_named():
     worker.close()  # there is nobody to say goodbye to
 
 
-def test_a_worker_goes_on_without_a_manager_it_never_met(caplog):
-    transports = group(2)
-    transports[1].close()
-    worker = ReplayBufferWorker(transports[0], 1, fifo_buffer(2), timeout=LIMIT)
-    worker.extend(objects([1]))
-    worker.close()
-    assert worker.managers == []
-    assert values_of(worker.buffer) == [1]
-    assert (worker.statistics.offered, worker.statistics.skipped) == (1, 1)
-    assert "going on with its own buffer alone" in caplog.text
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_close_ends_in_time_and_loses_nobody(mode, caplog):
     transports = group(2)
