@@ -317,15 +317,6 @@ def test_arguments_of_managers_are_checked(options, why) -> None:
         ours.ReplayBufferManager(GRID, 0, 1, remote_manager_rank=1)
 
 
-def test_buffers_and_managers_are_made_in_a_lone_process() -> None:
-    rb = ours.ReplayBuffer(GRID, remote_manager_rank=1, baseline_filtering=True)
-    assert (rb.async_score, rb.baseline_filtering, rb.baseline_refresh_after) == (False, True, 10)
-    manager = ours.ReplayBufferManager(GRID, 1, 2, baseline_strategy="ema", timing=True)
-    assert (manager.is_running, manager.exit_counter) == (True, 0)
-    assert (manager.baseline_strategy, manager.communication_backend) == ("ema", "mpi")
-    assert isinstance(rollouts(n=1), ours.ContainerUnion)
-
-
 @pytest.mark.slow
 def test_processes_meet_by_both_backends(tmp_path) -> None:
     program = Path(__file__).with_name("manager_rank.py")

@@ -154,24 +154,6 @@ def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
     ]
 
 
-# Finding.
-
-
-def test_new_objects_are_named_once_and_in_order():
-    rb = fifo_buffer(4)
-    index = ObjectIndex(rb)
-    rb.extend(objects([5, 6]))
-    index.refresh()
-    new, repeats = index.new(keys([7, 5, 7, 8, 6, 5]))
-    assert new.tolist() == [0, 3]
-    five, six = index.find(keys([5, 6])).tolist()
-    assert repeats.tolist() == [five, six, five]
-    assert five != six
-    assert index.new(objects_in(visited([8, 8, 7, 7, 8], [0, 1, 1, 0, 1])))[0].tolist() == [
-        *(0, 1, 2, 3)
-    ]
-
-
 # What is known of objects.
 
 

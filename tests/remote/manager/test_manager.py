@@ -2,7 +2,7 @@ import logging
 
 import pytest
 import torch
-from remote.remote_runs import group, objects, values_of
+from remote.remote_runs import group, objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import ReplayBufferManager
@@ -64,6 +64,26 @@ def test_items_are_stored_and_accounted_for():
     assert [senders["2"][name] for name in ("items", "stored", "rejected")] == [4, 2, 1]
     assert senders["1"]["bytes"] > 0
     assert senders["1"]["last_seen"] > 0
+
+
+def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_to():
+    manager, one, other, third = made(fifo_buffer(4), n=4, duplicates="keep")
+    one.subscribe(quota=9)
+    other.subscribe(quota=1)
+    for sender, receiver, found in ((third, 2, [[7, 0]]), (third, 2, None), (one, 1, None)):
+        assert sender.send(objects([7]), quota=0).meta["outcomes"]["stored"] == 1
+        fed = manager._feeder.next_for(receiver)
+        assert (fed if fed is None else fed["state"].tolist()) == found
+
+
+@pytest.mark.parametrize("duplicates", ["drop", "keep"])
+def test_what_stands_for_no_object_is_refused_before_it_is_stored(duplicates):
+    manager, one, _ = made(fifo_buffer(4), duplicates=duplicates)
+    assert one.send(trajectories([5, 6])).meta["outcomes"]["stored"] == 2
+    bad = trajectories([7]).set("length", torch.tensor([9]))
+    assert one.send(bad).meta["outcomes"] == {"refused": 1}
+    assert len(manager.buffer) == 2
+    assert one.send(trajectories([8])).meta["outcomes"]["stored"] == 1
 
 
 def test_the_answer_names_the_batch_and_holds_scores():

@@ -13,13 +13,11 @@ from gfn_rb.transports.base import Deadline
 class Scene:
     """A client at rank 0, and the links of its managers, which do what a test says."""
 
-    def __init__(self, n_managers=1, timeout=5.0, held=None):
+    def __init__(self, n_managers=1, timeout=5.0):
         mine, *theirs = group(1 + n_managers)
         self.managers = dict(enumerate(map(FrameChannel, theirs), start=1))
         self.client, self.fed = ReplayBufferWorker(mine, [*self.managers], timeout=timeout), []
         self.client._feed = self.fed.append
-        if held is not None:
-            self.client._held = held
         self.count = self.client.statistics
 
     def connect(self, terms):
@@ -47,20 +45,6 @@ def of(owner, n=1, managers=(1, 2)):
 
 def numbers(link):
     return link.receive().rows["state"][:, 0].tolist()
-
-
-def test_each_row_goes_to_its_owner_in_one_frame():
-    scene = Scene(2)
-    (a, b), (c,) = of(1, 2), of(2)
-    assert scene.send([a, c, b]) == 3
-    first, second = (link.receive() for link in scene.managers.values())
-    assert first.rows["state"][:, 0].tolist() == [a, b]
-    assert second.rows["state"][:, 0].tolist() == [c]
-    assert [first.meta["id"], second.meta["id"]] == [1, 2]
-    assert (scene.client.unanswered, scene.count.sent, scene.count.batches) == (1, 3, 2)
-    assert scene.send([b]) == 1
-    assert scene.managers[2].receive() is None  # who owns nothing is not bothered
-    assert (scene.client.unanswered, scene.count.batches) == (2, 3)
 
 
 def test_answers_of_several_managers_are_one_reply():
@@ -119,27 +103,6 @@ def test_rows_of_a_lost_manager_are_lost_and_then_skipped():
     assert (reply.managers, scene.count.stored, scene.client.unanswered) == ((2,), 1, 0)
     assert scene.send([a, c]) == 1
     assert numbers(scene.managers[2]) == [c]
-
-
-def test_rows_held_here_are_sent_to_their_owner_when_it_is_back(caplog):
-    values = of(1, 2) + of(2)
-    scene = Scene(2, held=lambda: iter([objects(values)]))
-    scene.connect({"quota": 5, "policy": "top"})
-    scene.client._lose(1, "of a test")
-    assert scene.managers[1].receive().kind == Kind.HELLO  # was left for it to answer
-    assert scene.managers[2].receive() is None
-    scene.managers[1].send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL, "baseline": 3.0})
-    scene.client.collect()
-    assert "worker 0: manager 1 is back" in caplog.text
-    assert (scene.client.managers, scene.client.baseline) == ([1, 2], None)  # that of 2 is unknown
-    sent = scene.managers[1].receive()
-    assert sent.rows["state"][:, 0].tolist() == values[:2]
-    assert sent.meta["quota"] == 0
-    scene.answer(1, sent.meta["id"], {"stored": 2})
-    scene.client.collect()
-    assert scene.client._replies == []  # nobody waits for these
-    assert scene.managers[2].receive() is None
-    assert (scene.count.sent, scene.count.resent, scene.count.stored) == (0, 2, 2)
 
 
 def test_the_baseline_is_the_lowest_of_the_managers_that_are_not_lost():

@@ -135,17 +135,6 @@ def test_items_are_sent_at_every_so_manyth_add(mode):
     assert pair.manager.buffer[:]["state"].shape == (5, 5, 1)
 
 
-def test_the_newest_answer_is_returned_even_where_nothing_is_due():
-    worker, manager = driven(frequency=2)
-    for values in ([1], [2], [3, 4], [5]):
-        assert worker.extend(objects(values)) is None
-    for number, n in ((1, 2), (2, 3)):
-        answer = {"to": number, "outcomes": {"scored": n}, "scores": {}}
-        manager.send(1, DATA_TAG, Kind.SCORES, answer)
-    assert worker.extend(objects([6])).n == 3
-    assert (worker.pending, worker.statistics.replies) == (1, 2)
-
-
 def test_items_are_left_as_they_are_by_a_writer_that_adds_to_them():
     local = ReplayBuffer(storage=LazyTensorStorage(9), writer=TensorDictRoundRobinWriter())
     worker, rows = driven(buffer=local)[0], objects([1, 2])
