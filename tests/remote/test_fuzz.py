@@ -1,7 +1,7 @@
-"""Random messages, honest ones changed in some places: no manager is ended or bent by them.
+"""Random frames and messages, honest ones changed in some places: no manager is ended or bent.
 
-The whole check is of 100,000 messages: ``GFN_RB_FUZZ=100000 pytest tests/remote/test_fuzz.py``;
-``GFN_RB_SECONDS`` ends it earlier.
+Half of the frames have checksums that are right. The whole check is of 200,000:
+``GFN_RB_FUZZ=200000 pytest tests/remote/test_fuzz.py``; ``GFN_RB_SECONDS`` ends it earlier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint.test_hostile_files import WORDS, memory
+from checkpoint.test_hostile_files import WORDS, memory, mutant
 from factories import linear_policy, seeded
 from remote.manager.test_attacks import spoilt
 from remote.remote_runs import group, objects, trajectories
@@ -31,13 +31,14 @@ from gfn_rb import (
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
+from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.primitives import Secret
 from gfn_rb.envs import HyperGrid
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
-MESSAGES = int(os.environ.get("GFN_RB_FUZZ", "400"))  # of each kind
+MESSAGES = int(os.environ.get("GFN_RB_FUZZ", "800"))
 SECONDS = float(os.environ.get("GFN_RB_SECONDS", "inf"))  # after which a kind ends, however many
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unlogged")]
@@ -113,6 +114,20 @@ ASKED = [
     (Kind.METADATA, {}, False),
     (Kind.HELD, {}, False),
     (Kind.GOODBYE, {}, False),
+]
+
+
+def frame_of(kind: int, meta: dict[str, Any], rows: TensorDictBase | None) -> bytes:
+    transport = group(1)[0]
+    transport.send(encode_frame(kind, rows, meta), 0)
+    return transport.recv(0).data.tobytes()
+
+
+ROWS = [objects([1, 2]), objects([3]), trajectories([1, 2, 3]), PATHS, objects(range(1500))]
+FRAMES = [
+    (kind, frame_of(kind, meta, rows))
+    for kind, meta, has_rows in ASKED[3:]
+    for rows in (ROWS if has_rows else [None])
 ]
 
 
@@ -209,19 +224,26 @@ class Scene:
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_no_message_ends_or_bends_a_manager(kind: str) -> None:
+def test_no_frame_or_message_ends_or_bends_a_manager(kind: str) -> None:
     pick, scene = random.Random(kind), Scene(kind)
     peak, largest = memory(), 0
     for i in until(MESSAGES // len(BUFFERS)):
-        number, honest, has_rows = pick.choice(ASKED)
-        meta = random_meta(pick, honest)
-        rows = random_rows(pick) if has_rows or pick.random() < 0.1 else None
-        if pick.random() < 0.1:
-            number = pick.choice([*Kind, 0, 14, 99, 65_535])
-        by, tag = sent_by(number, pick)
-        with suppress(errors.ArgumentError, errors.ShapeError):  # what cannot even be sent
-            sent = (scene.peer, scene.hostile)[by].send(0, tag, number, meta, rows)
-            largest = max(largest, sent.nbytes)
+        if pick.random() < 0.5:
+            number, honest_frame = pick.choice(FRAMES)
+            by, tag = sent_by(number, pick)
+            frame = mutant(honest_frame, pick)
+            scene.transports[by].send([frame], 0, tag)
+            largest = max(largest, len(frame))
+        else:
+            number, honest, has_rows = pick.choice(ASKED)
+            meta = random_meta(pick, honest)
+            rows = random_rows(pick) if has_rows or pick.random() < 0.1 else None
+            if pick.random() < 0.1:
+                number = pick.choice([*Kind, 0, 14, 99, 65_535])
+            by, tag = sent_by(number, pick)
+            with suppress(errors.ArgumentError, errors.ShapeError):  # what cannot even be sent
+                sent = (scene.peer, scene.hostile)[by].send(0, tag, number, meta, rows)
+                largest = max(largest, sent.nbytes)
         scene.settle()
         scene.go_on(i)
     scene.ask_honestly()
