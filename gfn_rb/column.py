@@ -20,7 +20,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Int64, Shaped
-from gfn_rb.storages import open_shared, require_rows
+from gfn_rb.storages import require_rows
 
 # What identifies a content: the storage's revision, then of each tensor watched its version and its
 # address, for it may be replaced by another.
@@ -159,7 +159,7 @@ class KeyColumn:
         """
         data = compat.all_slots(storage)
         if data is None:
-            open_shared(storage)
+            compat.open_shared(storage)
             data = compat.all_slots(storage)
         get = getattr(data, "get", None)  # of a TensorDict, a tensorclass or a dict of tensors
         raw = None if get is None else compat.entry_of(data, self.key)
@@ -184,7 +184,7 @@ class EqualKeys(KeyColumn):
         return torch.zeros(len(storage))
 
     def _watch_own(self, storage: Storage) -> None:
-        open_shared(storage)
+        compat.open_shared(storage)
 
 
 def _lacks(key: NestedKey, rows: Any) -> KeyMismatchError:

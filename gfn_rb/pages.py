@@ -52,13 +52,19 @@ class PagePool:
             name: torch.zeros((1, page_size, *each.shape[1:]), dtype=each.dtype, device=device)
             for name, each in row.items()
         }
-        self.n_pages = 1
         self.forget()
+
+    @property
+    def n_pages(self) -> int:
+        """Number of pages, which all entries have."""
+        return len(next(iter(self.entries.values())))
+
+    # After an exception at any line, fewer free pages are counted than there are, never more.
 
     def forget(self) -> None:
         """Have free pages looked for when some are needed next."""
-        self._free: list[Tensor] = []
         self._n_free = 0
+        self._free: list[Tensor] = []
 
     def free(self, pages: Int64[Tensor, "m"]) -> None:
         """Take back pages that no row names any more."""
@@ -78,13 +84,13 @@ class PagePool:
             if n + self.n_pages // _SPARE > self._n_free:
                 self._grow(n, share)
         taken, missing = [torch.empty(0, dtype=torch.int64)], n
+        self._n_free -= n
         while missing:
             last = self._free.pop()
             if len(last) > missing:
                 self._free.append(last[missing:])
             taken.append(last[:missing])
             missing -= len(taken[-1])
-        self._n_free -= n
         return torch.cat(taken)
 
     def _grow(self, n: int, share: float) -> None:
@@ -97,8 +103,7 @@ class PagePool:
         }
         for name, held in self.entries.items():
             grown[name][:before] = held
-            self.entries[name] = grown[name]
-        self.n_pages = n_pages
+        self.entries = grown
         self.free(torch.arange(before, n_pages))
 
     def write(

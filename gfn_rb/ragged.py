@@ -188,11 +188,9 @@ class RaggedStorage(EncodedStorage):
             KeyMismatchError, ShapeError: as :meth:`padded` raises them.
         """
         data = lazy_stack(data) if isinstance(data, list) else data
-        if not data.ndim:
-            data, cursor = data.unsqueeze(0), [int(cursor)]
-        slot = torch.arange(self.max_size)[cursor] if isinstance(cursor, slice) else cursor
-        slot = torch.as_tensor(slot).reshape(-1).cpu()
-        slot = slot.nonzero()[:, 0] if slot.dtype == torch.bool else slot.to(torch.int64)
+        data = data if data.ndim else data.unsqueeze(0)
+        cursor = cursor.cpu() if isinstance(cursor, Tensor) else cursor
+        slot = torch.arange(self.max_size)[cursor].reshape(-1)
         rows, stored = self.padded(data), length_of(self)
         if slot.shape != rows.batch_size:
             raise ShapeError(f"cursor must name {rows.shape[0]} slots, got {len(slot)}")
@@ -223,10 +221,10 @@ class RaggedStorage(EncodedStorage):
 
     def _free_replaced(self) -> None:
         """Free the pages of rows that the last write replaced, unless it did not take place."""
-        for key, (slot, table, old) in self._replaced.items():
+        replaced, self._replaced = self._replaced, {}
+        for key, (slot, table, old) in replaced.items():
             if torch.equal(all_slots(self).get(_within(key, _PAGES)).index_select(0, slot), table):
                 self._pools[key].free(old)
-        self._replaced = {}
 
     def _tables(self, key: NestedKey) -> Shaped[Tensor, "rows width"]:
         """Return the page tables of the rows in use."""

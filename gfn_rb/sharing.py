@@ -19,21 +19,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
-from typing import Any, Protocol, runtime_checkable
+from multiprocessing.sharedctypes import SynchronizedBase
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from tensordict import MemoryMappedTensor
-from torch import Tensor
+from torch import Tensor, multiprocessing as mp
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import is_laid_out, open_shared
+from gfn_rb.storages import is_laid_out
 
 _HELD, _RECORDED = range(2)  # the words at the beginning of the file
 _HEAD = mmap.PAGESIZE  # where records begin
+_NO_SLOT = torch.empty(0, dtype=torch.int64)
 _KEPT = 1 << 20  # bytes of records whose memory is kept for the next ones
 # Attributes of a storage.
 _LOCK, _JOURNAL, _STEP = "_gfn_rb_write_lock", "_gfn_rb_journal", "_gfn_rb_step"
@@ -68,7 +70,45 @@ class SlotJournal(AbstractContextManager[Any], Protocol):
         """Save what a checkpoint holds beside the rows, of which changes are not noted."""
 
 
-class _Step:
+class _Before(NamedTuple):
+    """Rows in slots before they are overwritten, and what counts rows."""
+
+    stored: int
+    counters: list[Any]
+    slot: Int64[Tensor, "m"]
+    rows: list[Tensor]
+
+
+class _Records:
+    """Copies the rows that a write replaces, which are kept elsewhere, and puts them back."""
+
+    def __init__(self, storage: Storage, writer: SlotState) -> None:
+        self.storage, self.writer = storage, writer
+
+    def tensors(self) -> list[Tensor]:
+        """Return what a storage and a writer keep of each slot."""
+        compat.open_shared(self.storage)
+        leaves = compat.leaves_of(compat.all_slots(self.storage))
+        return [*(leaf.as_subclass(Tensor) for leaf in leaves), *self.writer.slot_tensors()]
+
+    def copied(self, slot: Int64[Tensor, "*k"]) -> _Before:
+        """Return a copy of the rows in those of some slots that hold rows."""
+        stored, slot = compat.length_of(self.storage), slot.reshape(-1)
+        slot = slot[(slot >= 0) & (slot < stored)]
+        tensors = self.tensors() if slot.shape[0] else []
+        rows = [each.index_select(0, slot.to(each.device, non_blocking=True)) for each in tensors]
+        return _Before(stored, self.writer.counters(), slot, rows)
+
+    def put_back(self, records: list[_Before]) -> None:
+        """Put rows back, the last record first: of a slot in several, the first is older."""
+        for stored, _, slot, rows in reversed(records):
+            for tensor, row in zip(self.tensors() if rows else [], rows, strict=True):
+                on_device = slot.to(tensor.device, non_blocking=True)
+                tensor.index_copy_(0, on_device, row.to(tensor.device))
+            compat.set_length(self.storage, stored)
+
+
+class _Step(_Records):
     """A write in progress: what an exception undoes, or does again from the start.
 
     Attributes:
@@ -76,64 +116,32 @@ class _Step:
     """
 
     def __init__(self, storage: Storage, writer: SlotState) -> None:
-        self._storage, self._writer = storage, writer
-        self._is_laid_out = is_laid_out(storage)
-        self._length, self._cursor = compat.length_of(storage), compat.last_cursor(storage)
-        self._counters = writer.counters()
+        super().__init__(storage, writer)
+        self._is_laid_out, self._cursor = is_laid_out(storage), compat.last_cursor(storage)
         self.commit: Callable[[], None] | None = None
-        self._records: list[tuple[Tensor, list[Tensor]]] = []
+        self._records = [_Before(compat.length_of(storage), writer.counters(), _NO_SLOT, [])]
+
+    def tensors(self) -> list[Tensor]:
+        """Return what is kept of each slot, stamps of this process included."""
+        stamps = compat.slot_generations(self.storage)
+        return super().tensors() if stamps is None else [*super().tensors(), stamps]
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
         """Copy the rows in slots that are about to be overwritten."""
-        slot = _used(slot, self._length)
-        if slot.shape[0]:
-            self._records.append((slot, _rows_in(self._tensors(), slot)))
+        self._records.append(self.copied(slot))
 
     def settle(self) -> None:
         """Finish or undo the write, and have all that follows from the rows be worked out anew."""
+        storage, writer = self.storage, self.writer
         if self.commit is None:
-            self._undo()
+            self.put_back(self._records)
+            if not self._is_laid_out:
+                compat.forget_layout(storage)
+            compat.set_last_cursor(storage, self._cursor)
         else:
             self.commit()
-        compat.bump_mutation_revision(self._storage)
-        self._writer.roll_back(self._writer.counters() if self.commit else self._counters)
-
-    def _undo(self) -> None:
-        """Put back everything, the last record first: of a slot in several, the first is older."""
-        storage = self._storage
-        for slot, rows in reversed(self._records):
-            _put_back(self._tensors(), slot, rows)
-        if not self._is_laid_out:
-            compat.forget_layout(storage)
-        compat.set_length(storage, self._length)
-        compat.set_last_cursor(storage, self._cursor)
-
-    def _tensors(self) -> list[Tensor]:
-        stamps = compat.slot_generations(self._storage)
-        tensors = _slot_tensors(self._storage, self._writer)
-        return tensors if stamps is None else [*tensors, stamps]
-
-
-def _used(slot: Int64[Tensor, "*k"], stored: int) -> Int64[Tensor, "m"]:
-    """Return those of some slots that hold rows."""
-    slot = slot.reshape(-1)
-    return slot[(slot >= 0) & (slot < stored)]
-
-
-def _slot_tensors(storage: Storage, writer: SlotState) -> list[Tensor]:
-    """Return what a storage and a writer keep of each slot."""
-    leaves = compat.leaves_of(compat.all_slots(storage))
-    return [*(leaf.as_subclass(Tensor) for leaf in leaves), *writer.slot_tensors()]
-
-
-def _rows_in(tensors: list[Tensor], slot: Int64[Tensor, "m"]) -> list[Tensor]:
-    return [each.index_select(0, slot.to(each.device, non_blocking=True)) for each in tensors]
-
-
-def _put_back(tensors: list[Tensor], slot: Int64[Tensor, "m"], rows: list[Tensor]) -> None:
-    for tensor, row in zip(tensors, rows, strict=True):
-        on_device = slot.to(tensor.device, non_blocking=True)
-        tensor.index_copy_(0, on_device, row.to(tensor.device))
+        compat.bump_mutation_revision(storage)
+        writer.roll_back(writer.counters() if self.commit else self._records[0].counters)
 
 
 def one_thread(storage: Storage) -> AbstractContextManager[Any]:
@@ -180,9 +188,16 @@ def require_access(storage: Storage | None, writer: SlotState | None) -> None:
 class WriteLock:
     """Keeps other processes from a buffer, until the block ends or this process does."""
 
-    def __init__(self, storage: Storage | None = None, writer: SlotState | None = None) -> None:
-        self.storage, self.writer = storage, writer
-        self._open(_new_file())
+    def __init__(self) -> None:
+        self.records: _Records | None = None  # of a storage, which a merged buffer has not
+        if hasattr(os, "memfd_create"):  # a file in memory, which has no name
+            descriptor = os.memfd_create("gfn_rb")
+        else:
+            descriptor, path = tempfile.mkstemp()
+            with suppress(OSError):
+                os.unlink(path)
+        os.ftruncate(descriptor, _HEAD)
+        self._open(descriptor)
 
     def _open(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -224,12 +239,10 @@ class WriteLock:
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
         """Note what there is, before some slots are written over."""
-        if not self._is_mine or self.storage is None or self.writer is None:
+        if not self._is_mine or self.records is None:
             return
-        storage, writer = self.storage, self.writer
-        slot = _used(slot, stored := len(storage)).unique()
-        head = torch.tensor([len(slot), stored, *writer.counters()])
-        rows = _rows_in(self._tensors(), slot) if len(slot) else []
+        stored, counters, slot, rows = self.records.copied(slot)
+        head = torch.tensor([len(slot), stored, *counters])
         with open(self._descriptor, "r+b", closefd=False) as stream:
             stream.seek(_HEAD + self._words[_RECORDED])
             for part in (head, slot, *rows):
@@ -237,32 +250,23 @@ class WriteLock:
             at = stream.tell()
         self._words[_RECORDED] = at - _HEAD  # from here on it counts
 
-    def _tensors(self) -> list[Tensor]:
-        assert self.storage is not None
-        assert self.writer is not None
-        open_shared(self.storage)
-        return _slot_tensors(self.storage, self.writer)
-
     def _recover(self) -> None:
-        """Undo what was recorded, the last first, and have everybody read the storage anew."""
-        storage, writer = self.storage, self.writer
-        if storage is None or writer is None:
+        """Undo what was recorded, and have everybody read the storage anew."""
+        if (records := self.records) is None:
             return
+        storage, writer = records.storage, records.writer
         compat.abandon_layout(storage)
-        records, at, end = [], _HEAD, _HEAD + self._words[_RECORDED]
+        noted, at, end = list[_Before](), _HEAD, _HEAD + self._words[_RECORDED]
         while at < end:
-            head, slot, rows, at = self._read(at, len(writer.counters()))
-            records.append((head, slot, rows))
-        for (stored, *_), slot, rows in reversed(records):
-            if rows:
-                _put_back(self._tensors(), slot, rows)
-            compat.set_length(storage, stored)
+            before, at = self._read(records, at)
+            noted.append(before)
+        records.put_back(noted)
         compat.bump_mutation_revision(storage)
-        writer.roll_back(records[0][0][1:] if records else [])
+        writer.roll_back(noted[0].counters if noted else [])
         self._clear()  # last: if this process dies before, the next one does it all again
 
-    def _read(self, at: int, n_counters: int) -> tuple[list[int], Tensor, list[Tensor], int]:
-        """Return a record: length and counters, slots, their rows; and where the next begins."""
+    def _read(self, records: _Records, at: int) -> tuple[_Before, int]:
+        """Return a record, and where the next begins."""
         # A stream reads all, one call two gigabytes at most. Nor is a descriptor closed that is not
         # the lock's own, as that of a map is: this process would lose the lock by it.
         with open(self._descriptor, "rb", closefd=False) as stream:
@@ -274,11 +278,12 @@ class WriteLock:
                     return torch.empty(shape, dtype=dtype)
                 return torch.frombuffer(content, dtype=dtype).reshape(shape)
 
-            n, *head = read(torch.int64, torch.Size([2 + n_counters])).tolist()
+            n_counters = len(records.writer.counters())
+            n, stored, *counters = read(torch.int64, torch.Size([2 + n_counters])).tolist()
             slot = read(torch.int64, torch.Size([n]))
-            tensors = self._tensors() if n else []
+            tensors = records.tensors() if n else []
             rows = [read(each.dtype, torch.Size([n, *each.shape[1:]])) for each in tensors]
-            return head, slot, rows, stream.tell()
+            return _Before(stored, counters, slot, rows), stream.tell()
 
     def _clear(self) -> None:
         recorded, self._words[_RECORDED] = self._words[_RECORDED], 0
@@ -286,18 +291,18 @@ class WriteLock:
             os.ftruncate(self._descriptor, _HEAD)
 
     def _check_forked(self) -> None:
-        if self.storage is not None:
-            _check_shared(self.storage, self.writer)
+        if self.records is not None:
+            _check_shared(self.records.storage, self.records.writer)
         self._process, self._threads, self._is_mine = os.getpid(), threading.Lock(), False
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand the file to a process that is being started."""
         assert_spawning(self)
-        return {"storage": self.storage, "writer": self.writer, "file": DupFd(self._descriptor)}
+        return {"records": self.records, "file": DupFd(self._descriptor)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the file that was handed over."""
-        self.storage, self.writer = state["storage"], state["writer"]
+        self.records = state["records"]
         self._open(state["file"].detach())
 
 
@@ -307,20 +312,37 @@ def share_writes(storage: Storage, writer: SlotState) -> bool:
     shared = [rb for rb in compat.attached_buffers(storage) if rb.shared]
     if shared:
         len(storage)  # or it would make its counter later
-        lock = lock_of(storage)
-        if lock is None:
-            lock = WriteLock(storage, writer)
+        if (lock := vars(storage).get(_LOCK)) is None:
+            lock = WriteLock()
             setattr(storage, _LOCK, lock)
-        lock.writer = writer
+        lock.records = _Records(storage, writer)
         for rb in shared:
             compat.set_write_lock(rb, lock)
-        compat.unlock_counters(storage, writer)
+        _unlock_counters(storage, writer)
     return bool(shared)
 
 
-def lock_of(storage: Storage | None) -> WriteLock | None:
-    """Return what keeps processes apart that share a storage, None where none do."""
-    return vars(storage).get(_LOCK) if storage is not None else None
+class _Unlocked(nullcontext[None]):
+    """Stands where a lock is asked for."""
+
+    def acquire(self, *_: Any) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+def _unlock_counters(*parts: Any) -> None:
+    """Take the locks off counters that processes share, such as ``TensorStorage._len_value``.
+
+    The buffer's own lock guards them; a process killed while it counts would stop all others.
+    """
+    unlocked: Any = _Unlocked()
+    for part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, SynchronizedBase):
+                number: Any = value.get_obj()
+                setattr(part, name, mp.Value(type(number), number.value, lock=unlocked))
 
 
 def journal_of(storage: Storage | None) -> SlotJournal | None:
@@ -388,32 +410,17 @@ os.register_at_fork(after_in_child=_release_locks)
 
 def _check_shared(storage: Storage, writer: SlotState | None) -> None:
     """Raise unless a forked process writes to the memory of its parent."""
-    if not _is_shared(storage, writer):
+    if (rows := compat.all_slots(storage)) is None:
+        is_shared = bool(getattr(storage, "shared_init", False))
+    else:
+        beside = [] if writer is None else writer.slot_tensors()
+        is_shared = all(
+            tensor.is_shared() or isinstance(tensor, MemoryMappedTensor)  # in a file
+            for tensor in (*compat.leaves_of(rows), *beside)
+        )
+    if not is_shared:
         raise ArgumentError(
             f"storage must lie in memory that a forked process shares, got a "
             f"{type(storage).__name__} that does not: use a LazyMemmapStorage that holds a row "
             "before the fork, or the start method 'spawn'"
         )
-
-
-def _is_shared(storage: Storage, writer: SlotState | None) -> bool:
-    rows = compat.all_slots(storage)
-    if rows is None:
-        return bool(getattr(storage, "shared_init", False))
-    beside = [] if writer is None else writer.slot_tensors()
-    return all(
-        tensor.is_shared() or isinstance(tensor, MemoryMappedTensor)  # in a file
-        for tensor in (*compat.leaves_of(rows), *beside)
-    )
-
-
-def _new_file() -> int:
-    """Return a file without a name, in memory where the system has such."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("gfn_rb")
-    else:
-        descriptor, path = tempfile.mkstemp()
-        with suppress(OSError):
-            os.unlink(path)
-    os.ftruncate(descriptor, _HEAD)
-    return descriptor

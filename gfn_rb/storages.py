@@ -70,16 +70,10 @@ def require_rows(storage: Storage) -> None:
         )
 
 
-def open_shared(storage: Storage) -> None:
-    """Open a storage with ``shared_init=True`` that another process has laid out."""
-    if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
-        compat.wait_for_init(storage)
-
-
 def is_laid_out(storage: Storage) -> bool:
     """Return whether rows can be written over others; a shared storage is opened for that."""
     if not storage.initialized:
-        open_shared(storage)
+        compat.open_shared(storage)
     return bool(storage.initialized)
 
 

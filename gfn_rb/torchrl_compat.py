@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
-from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict, is_tensor_collection
-from torch import Tensor, multiprocessing as mp
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
@@ -34,7 +33,6 @@ from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writ
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_REMAINING_BATCHES = "_remaining_batches"
 _SLOT_GENERATIONS = "_slot_generations"
 UNKNOWN_GENERATION = -2  # of a row that nobody remembers drawing; -1 is of one never written
 
@@ -198,34 +196,7 @@ def mark_update(storage: Storage, slot: Tensor) -> None:
 
 def attached_buffers(storage: Storage) -> list[ReplayBuffer]:
     """Return the buffers on a storage (``Storage._attached_entities_iter``)."""
-    buffers = []
-    for each in storage._attached_entities_iter():
-        if isinstance(each, ReplayBuffer):
-            buffers.append(each)
-    return buffers
-
-
-class _Unlocked(nullcontext[None]):
-    """Stands where a lock is asked for."""
-
-    def acquire(self, *_: Any) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-
-def unlock_counters(*parts: Any) -> None:
-    """Take the locks off counters that processes share, such as ``TensorStorage._len_value``.
-
-    The buffer's own lock guards them; a process killed while it counts would stop all others.
-    """
-    unlocked: Any = _Unlocked()
-    for part in parts:
-        for name, value in vars(part).items():
-            if isinstance(value, SynchronizedBase):
-                number: Any = value.get_obj()
-                setattr(part, name, mp.Value(type(number), number.value, lock=unlocked))
+    return [each for each in storage._attached_entities_iter() if isinstance(each, ReplayBuffer)]
 
 
 def abandon_layout(storage: Storage) -> None:
@@ -255,9 +226,13 @@ def forget_layout(storage: TensorStorage) -> None:
         storage._storage, storage.initialized = None, False
 
 
-def wait_for_init(storage: TensorStorage) -> None:
-    """Open a storage that another process lays out (``LazyTensorStorage._wait_for_init``)."""
-    storage._wait_for_init()
+def open_shared(storage: Storage) -> None:
+    """Open a storage with ``shared_init=True`` that another process has laid out.
+
+    See ``LazyTensorStorage._wait_for_init``.
+    """
+    if getattr(storage, "shared_init", False) and not storage.initialized and len(storage):
+        storage._wait_for_init()
 
 
 def allocate(storage: TensorStorage, row: Any) -> None:
@@ -341,17 +316,6 @@ def empty_part(part: Writer | Sampler) -> None:
     part._empty()
 
 
-class DrawInfo(dict[str, Any]):
-    """What is known of a draw, on the storage's device already.
-
-    ``ReplayBuffer.sample`` moves a plain dict to that device by ``tree_map``, which takes as long
-    as a draw; of another class it is a leaf, and stays as it is. Copies are plain dicts.
-    """
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-
 def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
     """Return the slot that is written next (``RoundRobinWriter._cursor``)."""
     return writer._cursor
@@ -359,15 +323,15 @@ def write_cursor(writer: TensorDictRoundRobinWriter) -> int:
 
 def remaining_batches(part: Sampler | Writer) -> int | None:
     """Return how many batches are left of an epoch (``Sampler._remaining_batches``)."""
-    return vars(part).get(_REMAINING_BATCHES)
+    return vars(part).get("_remaining_batches")
 
 
 def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None:
     """Restore what :func:`remaining_batches` returned."""
     if remaining is None:
-        vars(part).pop(_REMAINING_BATCHES, None)
+        vars(part).pop("_remaining_batches", None)
     else:
-        setattr(part, _REMAINING_BATCHES, remaining)
+        part._remaining_batches = remaining
 
 
 # Buffers.
@@ -408,7 +372,7 @@ def captured_prefetch(rb: ReplayBuffer) -> Iterator[tuple[Any, ...]]:
     """Hold a buffer still and yield its prefetched batches (``_capture_prefetch_state``)."""
     with rb._capture_prefetch_state(clone_queue=False) as state:
         yield tuple(
-            (rows, dict(known) if isinstance(known, DrawInfo) else known)
+            (rows, dict(known) if isinstance(known, dict) else known)
             for rows, known in state["queue"]
         )
 

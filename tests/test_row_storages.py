@@ -19,8 +19,8 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.column import KeyColumn
 from gfn_rb.memmaps import RowMemmapStorage
-from gfn_rb.storages import RowTensorStorage, open_shared
-from gfn_rb.torchrl_compat import set_length
+from gfn_rb.storages import RowTensorStorage
+from gfn_rb.torchrl_compat import open_shared, set_length
 
 KINDS = [(RowTensorStorage, LazyTensorStorage), (RowMemmapStorage, LazyMemmapStorage)]
 SIZE = 7

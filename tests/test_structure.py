@@ -33,8 +33,8 @@ LAYERS = (
     ("numerics",),
     ("torchrl_compat",),
     ("containers",),
-    ("buffer_state", "column", "memmaps", "pages", "ragged", "ragged_rows", "sharing")
-    + ("state_folder", "storages"),
+    ("buffer_state", "column", "memmaps", "pages", "ragged", "ragged_rows", "sharing",
+     "state_folder", "storages"),
     ("writers",),
     ("samplers",),
     ("buffers",),
@@ -52,7 +52,7 @@ LAYERS = (
     ("training",),
     ("__main__",),
     ("",),
-)
+)  # fmt: skip
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
 # Packages that only some layers may import, in any way.
 ONLY_IN = {

@@ -27,7 +27,7 @@ from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.weighted_rows import WeightedRows, weighted_rows
 from gfn_rb.shapes import Float, Float64, Int64
 from gfn_rb.state_folder import StateInFolder
-from gfn_rb.torchrl_compat import DrawInfo, assert_on_device, outside_graph
+from gfn_rb.torchrl_compat import assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]
 if TYPE_CHECKING:
@@ -36,6 +36,17 @@ if TYPE_CHECKING:
     Distribution = Weights | WeightedRows | RankedDistribution
 else:  # draws by weights alone import no ranks
     Distribution = Any
+
+
+class DrawInfo(dict[str, Any]):
+    """What is known of a draw, on the storage's device already.
+
+    ``ReplayBuffer.sample`` moves a plain dict to that device by ``tree_map``, which takes as long
+    as a draw; of another class it is a leaf, and stays as it is. Copies are plain dicts.
+    """
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 class _KeepReplacement(type(Sampler)):  # type: ignore[misc]

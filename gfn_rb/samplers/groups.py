@@ -18,9 +18,9 @@ from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferErr
 from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.near.groups import Groups
-from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
+from gfn_rb.samplers.base import DrawInfo, KeySampler, Parameter, Replacement, number
 from gfn_rb.shapes import Bool, Float64, Int64
-from gfn_rb.torchrl_compat import DrawInfo, outside_graph
+from gfn_rb.torchrl_compat import outside_graph
 from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
 
 

@@ -24,7 +24,7 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import is_laid_out, open_shared, require_columns, storage_device
+from gfn_rb.storages import is_laid_out, require_columns, storage_device
 from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
@@ -229,7 +229,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
 
     def _record(self, n: int) -> None:
         """Note that the next n slots are about to be written over."""
-        open_shared(self._storage)
+        compat.open_shared(self._storage)
         n_slots = self._storage.max_size
         if getattr(self._storage, "initialized", False):  # perhaps of several dimensions
             rows = compat.all_slots(self._storage)

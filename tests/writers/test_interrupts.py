@@ -55,7 +55,7 @@ def may_strike(code):
     # A signal cannot strike between the end of a block and the release of its lock, as a trace can.
     if not code.co_filename.startswith(ROOT) or code.co_name == "one_write":
         return False
-    settles = code.co_name in ("settle", "_undo", "roll_back")
+    settles = code.co_name in ("settle", "put_back", "roll_back")
     return not (settles and code.co_filename.endswith("sharing.py"))
 
 
@@ -94,6 +94,8 @@ CALLS = {
 def test_an_exception_at_any_line_changes_nothing(writer, storage, call, request):
     if writer in ("fifo", "newest") and call in ("remove", "update"):
         pytest.skip("has no such method, or no keys")
+    if storage == "ragged" and writer not in ("unique", "diverse", "fifo"):
+        pytest.skip("of the three ways to write, one is enough")
     step = 3 if request.config.getoption("--all") else 149
     n_points, at = 0, 1
     # An exception after the write itself, such as on the way back, leaves the buffer as after it.
