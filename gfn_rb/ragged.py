@@ -19,8 +19,13 @@ from torch import Tensor
 
 from gfn_rb.arguments import as_count, require_kind, shown
 from gfn_rb.containers.objects import hashed_rows
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
-from gfn_rb.keys import INDEX, key_path, length_key, mask_key
+from gfn_rb.errors import (
+    ArgumentError,
+    CheckpointMismatchError,
+    KeyMismatchError,
+    ShapeError,
+)
+from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, key_path, length_key, mask_key
 from gfn_rb.numerics.flat import resized
 from gfn_rb.pages import BLOCK, PagePool, places
 from gfn_rb.ragged_rows import (
@@ -28,7 +33,6 @@ from gfn_rb.ragged_rows import (
     groups_of,
     in_bytes,
     in_words,
-    lacks,
     lengths_of,
     mask_of,
     padded_entry,
@@ -161,7 +165,11 @@ class RaggedStorage(EncodedStorage):
     ) -> tuple[Shaped[Tensor, "n T *E"], Int64[Tensor, "n"]]:
         """Return an entry of rows padded to one length, and the length of each row."""
         if name not in columns:
-            raise lacks(name, columns)
+            is_dropped = name in (LOG_PROB, ESTIMATOR_OUTPUT)
+            raise KeyMismatchError(
+                f"data lacks the key {name!r}: it holds {sorted(map(str, columns))}"
+                f"{'; presets drop it unless keep names it' * is_dropped}"
+            )
         if name in self.text:
             columns = {**columns, name: in_bytes(name, columns[name], n)}
         return padded_entry(name, self.ragged[name], columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from gfn_rb.arguments import as_count, kind_of, require_key, shown
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB, length_key, mask_key
+from gfn_rb.errors import ArgumentError, ShapeError
+from gfn_rb.keys import length_key, mask_key
 from gfn_rb.shapes import Bool, Int, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import entry_of
 
@@ -161,10 +161,3 @@ def lengths_of(mask: Bool[Tensor, "n T"]) -> Int64[Tensor, "n"]:
 def mask_of(length: Int[Tensor, "*n"], width: int) -> Bool[Tensor, "*n {width}"]:
     """Return a mask that is true up to the end of each row."""
     return torch.arange(width, dtype=torch.int32, device=length.device) < length[..., None].int()
-
-
-def lacks(name: NestedKey, held: Iterable[NestedKey]) -> KeyMismatchError:
-    """Return the error of rows without an entry."""
-    hint = "; presets drop it unless keep names it" if name in (LOG_PROB, ESTIMATOR_OUTPUT) else ""
-    names = sorted(map(str, held))
-    return KeyMismatchError(f"data lacks the key {name!r}: it holds {names}{hint}")

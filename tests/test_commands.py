@@ -91,9 +91,7 @@ def test_the_lines_are_found() -> None:
     [
         "make nothing",
         "pip install '.[nothing]'",
-        "python -m benchmarks.nothing",
         "python -m benchmarks.learning --nothing",
-        "python tools/nothing.py",
         "gfn-rb train nothing",
         "mpiexec -n 2 gfn-rb train tfbind8 --nothing",
         "sudo make test",

@@ -47,7 +47,6 @@ from gfn_rb.writers.rows import (
     finish_write,
     one_batch,
     scalar_key,
-    write_rows,
 )
 
 if TYPE_CHECKING:
@@ -546,7 +545,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             overwritten = torch.from_numpy(move.slots)
             record_slots(storage, overwritten)
             if len(row):
-                write_rows(storage, slot, data, chosen, max(move.length, move.before))
+                carry_out(copies_to(storage, slot, data, chosen))
+                finish_write(storage, max(move.length, move.before))
                 order.ranks(storage)[slot] = torch.from_numpy(rank)
             move.close_holes(storage)
             compat.raise_slot_generations(storage, overwritten)

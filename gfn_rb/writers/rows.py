@@ -139,14 +139,6 @@ def one_batch(data: Any, storage: Storage) -> TensorDictBase:
         ) from None
 
 
-def write_rows(
-    storage: Storage, target: Int64[Tensor, "k"], data: Rows, chosen: Tensor, length: int
-) -> None:
-    """Write some rows of a batch over stored ones, or behind them."""
-    carry_out(copies_to(storage, target, data, chosen))
-    finish_write(storage, length)
-
-
 # A leaf of a storage, the slots to write to, and rows for them.
 Copy = tuple[Tensor, Tensor | slice, Tensor]
 
