@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import Any, get_args
@@ -23,7 +23,7 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Shaped
 from gfn_rb.torchrl_compat import new_tensordict
 from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
-from gfn_rb.writers.features import Features, ObjectColumns, Unique
+from gfn_rb.writers.features import Features, ObjectColumns
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 _WORDS = (torch.int64, torch.int32, torch.int16)
@@ -40,9 +40,9 @@ class CompactRows(KeepsArguments, Transform):
     unchanged.
 
     The transform must be the last one when rows are added, which is the first one of the buffer.
-    Writers, samplers and checkpoints then work on compact rows. A writer that measures distances
-    needs :meth:`features`. A checkpoint records the form of its rows, and a buffer of another form
-    or environment refuses it.
+    Writers, samplers and checkpoints then work on compact rows. A writer that measures distances or
+    tells objects apart needs :meth:`measure`. A checkpoint records the form of its rows, and a
+    buffer of another form or environment refuses it.
 
     Args:
         env: environment of the rows.
@@ -93,28 +93,24 @@ class CompactRows(KeepsArguments, Transform):
         Raises:
             ShapeError, KeyMismatchError, ArgumentError: they are not the environment's.
         """
-        batch_dims, entries = tensordict.ndim, dict(tensordict.items())
-        values = [_get(entries, column.key) for column in self._columns]
-        bounds = _bounds([value for value in values if value is not None])
-        narrow = [
-            (column.key, column.held_as, column.narrowed(value, batch_dims, *next(bounds)))
-            for column, value in zip(self._columns, values, strict=True)
-            if value is not None
-        ]
+        batch_dims, entries = tensordict.ndim, _entries(tensordict)
+        columns = [each for each in self._columns if each.key in entries]
+        bounds = _bounds([entries[each.key] for each in columns])
+        for column, (lowest, highest) in zip(columns, bounds, strict=True):
+            value = entries.pop(column.key)
+            entries[column.held_as] = column.narrowed(value, batch_dims, lowest, highest)
         if self.states == "rebuild":
             self._require_rebuildable(tensordict if batch_dims else tensordict.unsqueeze(0))
             del entries[keys.STATE]
-        return _exchanged(tensordict, entries, narrow)
+        return _rows(entries, tensordict)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Make stored rows, batch size [n] or [], whole again; the argument is not changed."""
-        entries = dict(tensordict.items())
-        whole = [
-            (column.held_as, column.key, column.restored(value))
-            for column in self._columns
-            if (value := _get(entries, column.held_as)) is not None
-        ]
-        rows = _exchanged(tensordict, entries, whole)
+        entries = _entries(tensordict)
+        for column in self._columns:
+            if column.held_as in entries:
+                entries[column.key] = column.restored(entries.pop(column.held_as))
+        rows = _rows(entries, tensordict)
         if self.states == "rebuild":
             state = self._rebuilt(rows if rows.ndim else rows.unsqueeze(0))
             rows.set(keys.STATE, state if rows.ndim else state[0])
@@ -130,7 +126,7 @@ class CompactRows(KeepsArguments, Transform):
         Raises:
             ArgumentError: they have more.
         """
-        nbytes, action = 0, _get(dict(tensordict.items()), keys.ACTION)
+        nbytes, action = 0, tensordict.get(keys.ACTION, None)
         if self.states == "rebuild" and action is not None and action.ndim > 1:
             nbytes = action.shape[0] * (action.shape[1] + 1) * self._env[0].source_state.nbytes
         if nbytes <= max_nbytes < nbytes + _WIDEST * tensordict.bytes() and len(tensordict):
@@ -139,23 +135,19 @@ class CompactRows(KeepsArguments, Transform):
         if nbytes > max_nbytes:
             raise ArgumentError(f"rows have {nbytes} bytes whole, expected {max_nbytes} at most")
 
-    def features(
-        self, source: NestedKey | Callable[[TensorDictBase], Tensor] | None = None
-    ) -> NestedKey | Callable[[TensorDictBase], Tensor]:
-        """Return what a ``DiversityWriter`` over compact rows is given for its ``features``.
+    def measure(self, writer: Writer) -> None:
+        """Have a writer that was made for whole rows read compact ones.
 
         Args:
-            source: its ``features`` over whole rows.
+            writer: the writer. Distances, objects and groups remain those of whole rows.
         """
-        return source if source == keys.CONDITION else partial(self._features_of, source)
-
-    def identity(self, unique: Unique) -> Unique:
-        """Return what :meth:`~gfn_rb.RewardPrioritizedWriter.identify` takes over compact rows.
-
-        Args:
-            unique: what tells whole rows apart.
-        """
-        return partial(self._features_of, ObjectColumns(unique))
+        if isinstance(writer, DiversityWriter):
+            if writer.features != keys.CONDITION:  # which is stored as it is
+                writer.measure(partial(self._features_of, writer.features))
+        elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
+            writer.identify(partial(self._features_of, ObjectColumns(writer.unique)))
+        if isinstance(writer, RewardPrioritizedWriter) and writer.group is not None:
+            writer.group_by(partial(self._features_of, ObjectColumns(writer.group)))
 
     def get_extra_state(self) -> str:
         """Return what the stored rows can be read with."""
@@ -210,16 +202,6 @@ class CompactRows(KeepsArguments, Transform):
         # The writer appends the condition itself.
         read = Features(source)
         return torch.cat([read(whole.exclude(keys.CONDITION)) for whole in chunks])
-
-
-def measure_whole(writer: Writer, rows: CompactRows) -> None:
-    """Have a writer that was made for whole rows read compact ones."""
-    if isinstance(writer, DiversityWriter):
-        writer.measure(rows.features(writer.features))
-    elif isinstance(writer, RewardPrioritizedWriter) and writer.unique is not None:
-        writer.identify(rows.identity(writer.unique))
-    if isinstance(writer, RewardPrioritizedWriter) and writer.group is not None:
-        writer.group_by(rows.identity(writer.group))
 
 
 def compact_rows_of(rb: ReplayBuffer | None) -> CompactRows | None:
@@ -300,23 +282,18 @@ def _columns(env: Environment) -> Iterator[_Column]:
         yield _Column(keys.NEXT_STATE, keys.NEXT_PACKED_STATE, *like)
 
 
-def _exchanged(
-    rows: TensorDictBase,
-    entries: dict[str, Any],
-    columns: list[tuple[NestedKey, NestedKey, Tensor]],
-) -> TensorDictBase:
-    """Return rows with some columns (old key, new key, tensor) in the place of others, copied."""
+def _entries(rows: TensorDictBase) -> dict[NestedKey, Any]:
+    """Return the entries of rows, those of what follows a step by two names."""
+    entries: dict[NestedKey, Any] = dict(rows.items())
     if keys.NEXT in entries:
-        entries[keys.NEXT] = entries[keys.NEXT].copy()
-    for old, new, value in columns:
-        inside = entries if isinstance(old, str) else entries[keys.NEXT]
-        del inside[old if isinstance(old, str) else old[1]]
-        inside[new if isinstance(new, str) else new[1]] = value
-    return new_tensordict(entries, rows.batch_size, rows.device)
+        entries |= {(keys.NEXT, name): each for name, each in entries.pop(keys.NEXT).items()}
+    return entries
 
 
-def _get(entries: dict[str, Any], key: NestedKey) -> Any:
-    """Return a column, of which those of two names lie in what follows a step."""
-    if isinstance(key, str):
-        return entries.get(key)
-    return entries[keys.NEXT].get(key[1], None) if keys.NEXT in entries else None
+def _rows(entries: dict[NestedKey, Any], like: TensorDictBase) -> TensorDictBase:
+    """Return rows of what :func:`_entries` returns, with the batch size of others."""
+    plain = {key: value for key, value in entries.items() if isinstance(key, str)}
+    if len(plain) < len(entries):
+        after = {key[1]: value for key, value in entries.items() if isinstance(key, tuple)}
+        plain[keys.NEXT] = new_tensordict(after, like.batch_size, like.device)
+    return new_tensordict(plain, like.batch_size, like.device)

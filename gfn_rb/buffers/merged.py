@@ -16,7 +16,7 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind, require_optional
-from gfn_rb.buffers.merged_sampler import MergedSampler, Shares, chosen_members
+from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
 from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, Readable
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
@@ -40,16 +40,15 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
     so are rows of a ``RaggedStorage``.
 
     Each row has ``buffer_id``, the number of its member, ``index``, its slot in that member, and
-    ``draw_log_prob``, the log-probability of its draw if that is defined. Rows have the type of the
-    members. Tensors and tensorclasses have no room for these entries, and
-    ``sample(return_info=True)`` returns them separately.
+    ``draw_log_prob``, the log-probability of its draw if that is defined.
+    ``sample(return_info=True)`` returns these entries separately, too.
 
     ``rb[i]`` is a member, to extend or to draw from alone. ``rb[i:j]`` is a merged buffer of some
     members. Transforms of members apply to their rows, and the transform of the merged buffer
     applies to the batch. ``len`` counts members.
 
-    The members' rows must have the same keys. TorchRL's ``ReplayBufferEnsemble`` over the same
-    members stacks batches of different data sets by member, [k, n / k].
+    The members' rows must be TensorDicts of the same keys. TorchRL's ``ReplayBufferEnsemble`` over
+    the same members stacks batches of other data sets or types by member, [k, n / k].
 
     Args:
         *members: the buffers, at least one; none of them an ensemble. TorchRL's
@@ -139,14 +138,9 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
             sampler: a :class:`~gfn_rb.buffers.merged_sampler.MergedSampler` with one sampler for
                 each member.
         """
-        k, came = len(self._rbs), type(sampler).__name__
-        fits = isinstance(sampler, MergedSampler)
-        parts = compat.member_samplers(sampler) if fits else []
-        if len(parts) != k:
-            came += f" of {len(parts)}" if fits else ""
-            raise ArgumentError(f"sampler must be a MergedSampler of {k} samplers, got {came}")
-        for i, part in enumerate(parts):
-            require_kind(f"sampler of member {i}", part, Sampler)
+        require_kind("sampler", sampler, MergedSampler)
+        if (n := len(compat.member_samplers(sampler))) != (k := len(self._rbs)):
+            raise ArgumentError(f"sampler must be a MergedSampler of {k} samplers, got one of {n}")
         former = super().set_sampler(sampler)
         if self._rng is not None:
             super().set_rng(self._rng)
@@ -162,9 +156,15 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
     def _sample(self, batch_size: int) -> tuple[Any, Any]:
         with locked(self):
             drawn, known = self._sampler.sample(self._storage, batch_size)
-            rows = self._rows(drawn)
+            index, member = drawn[INDEX], drawn[BUFFER_IDS]
+            groups = Partition(member, len(self._rbs))
+            parts = enumerate(groups.split(index))
+            batches = {i: self._rows_of(i, slot) for i, slot in parts if slot.shape[0]}
+            if self._join is None:
+                rows = merged_rows([*batches.values()], [*batches], groups.order)
+            else:
+                rows = self._join([*batches.values()])[groups.order.argsort()]
         rows = _transformed(self._transform, rows)
-        index, member = drawn[INDEX], drawn[BUFFER_IDS]
         info = {INDEX: index, BUFFER_ID: member.to(index.device, non_blocking=True), **known}
         if isinstance(rows, TensorDictBase):
             for key, value in info.items():
@@ -173,28 +173,18 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         pins = self._pin_memory and torch.cuda.is_available() and index.is_cpu
         return (rows.pin_memory() if pins else rows), info
 
-    def _rows(self, drawn: TensorDictBase) -> Any:
-        groups = Partition(drawn[BUFFER_IDS], len(self._rbs))
-        parts = enumerate(groups.split(drawn[INDEX]))
-        batches = {i: self._rows_of(i, index) for i, index in parts if index.shape[0]}
-        members, listed = [*batches], [*batches.values()]
-        if self._join is not None:
-            return self._join(listed)[groups.order.argsort()]
-        return _joined(listed, members, groups)
-
-    def _rows_of(self, member: int, index: Tensor) -> Any:
+    def _rows_of(self, member: int, index: Tensor) -> TensorDictBase:
         rb = self._rbs[member]
         rows = _transformed(rb.transform, self._collate_fns[member](rb.storage.get(index)))
-        shape = rows.shape  # of a TensorDict or a tensorclass: the batch size
-        if shape[:1] != index.shape:
+        require_kind(f"a batch of member {member}", rows, TensorDictBase)
+        if rows.shape[:1] != index.shape:
             raise ShapeError(
-                f"member {member} must give one row per item, got batch size {list(shape)} for "
-                f"{index.shape[0]} items: do its transforms keep rows?"
+                f"member {member} must give one row per item, got batch size {list(rows.shape)} "
+                f"for {index.shape[0]} items: do its transforms keep rows?"
             )
         if isinstance(rb, GFNReplayBuffer) and rb.counts_rows:
             rb.count_drawn(rows)
-        has_tags = isinstance(rows, TensorDictBase) and not _TAGS.isdisjoint(rows.keys())
-        return rows.exclude(*_TAGS) if has_tags else rows
+        return rows if _TAGS.isdisjoint(rows.keys()) else rows.exclude(*_TAGS)
 
     # Members.
 
@@ -232,7 +222,8 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         whole = isinstance(index, slice) and index == slice(None)
         if whole or not isinstance(index, (list, range, np.ndarray, Tensor, slice)):
             return super().__getitem__(index)
-        members = chosen_members(index, len(self._rbs))
+        chosen = list(index) if isinstance(index, range) else index
+        members: Any = torch.arange(len(self._rbs))[chosen].tolist()
         if isinstance(members, int):
             return self._rbs[members]
         p = self._sampler.p
@@ -256,21 +247,6 @@ def _transformed(transform: Any, rows: Any) -> Any:
         return rows
     with rows.unlock_() if isinstance(rows, TensorDictBase) else nullcontext():
         return transform(rows)
-
-
-def _joined(batches: Sequence[Any], members: Sequence[int], groups: Partition) -> Any:
-    """Return one batch of the rows of several, of their type."""
-    kinds = {TensorDictBase if isinstance(each, TensorDictBase) else type(each) for each in batches}
-    if len(kinds) > 1:
-        names = sorted(kind.__name__ for kind in kinds)
-        raise ShapeError(f"members must give rows of one type, got {names}")
-    first = batches[0]
-    if isinstance(first, TensorDictBase):
-        return merged_rows(batches, members, groups.order)
-    if isinstance(first, Tensor):
-        return groups.join(batches)
-    fields = merged_rows([each.to_tensordict() for each in batches], members, groups.order)
-    return type(first).from_tensordict(fields)
 
 
 def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage, StorageEnsemble
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import as_count
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, ShapeError
 from gfn_rb.keys import BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.flat import on_host
@@ -58,6 +58,8 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
     _p: Any
 
     def __init__(self, *samplers: Sampler, p: Shares = "mass") -> None:
+        for i, sampler in enumerate(samplers):
+            require_kind(f"sampler of member {i}", sampler, Sampler)
         super().__init__(*samplers)
         self.p = p
 
@@ -206,20 +208,8 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
         super().load_state_dict(state_dict)  # checked before any member changes
         self._p = shares
 
-    def __getitem__(self, index: Any) -> Any:
-        chosen = chosen_members(index, len(self._samplers))
-        if isinstance(chosen, int):
-            return self._samplers[chosen]
-        p = self._p[chosen] if isinstance(self._p, Tensor) else self._p
-        return type(self)(*(self._samplers[i] for i in chosen), p=p)
-
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]},\n    p={self._p})"
-
-
-def chosen_members(index: Any, n_members: int) -> Any:
-    """Return the numbers of the members that an index of any kind means, or the one."""
-    return torch.arange(n_members)[list(index) if isinstance(index, range) else index].tolist()
 
 
 def _numbered(held: list[int], part: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor
 from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
@@ -16,10 +15,10 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.convert import padded_to
 from gfn_rb.containers.rollouts import first_steps, require_rollout
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
-from gfn_rb.shapes import Bool, Int64
 
 _IDS = (keys.COLLECTOR, keys.TRAJ_IDS)
 _MASK = (keys.COLLECTOR, keys.MASK)
+_WAITED = "waited"  # for how many batches the frame has been here
 _FIELDS = (
     keys.STATE,
     keys.ACTION,
@@ -73,7 +72,7 @@ class PackTrajectories(KeepsArguments, Transform):
         super().__init__()
         self.patience, self._max_length = as_count("patience", patience), env.max_length
         self.register_buffer("_source", env.source_state.detach().clone(), persistent=False)
-        self._open: _OpenEpisodes | None = None
+        self._open: TensorDictBase | None = None  # frames of episodes that are not over
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Pack frames, batch size [*B, T]; return others, such as drawn rows, unchanged."""
@@ -86,17 +85,25 @@ class PackTrajectories(KeepsArguments, Transform):
         """Pack frames, and pad trajectories to a number of steps; None for the longest of them."""
         if tensordict.get(keys.NEXT_LOG_REWARD, None) is None:
             return tensordict
-        episodes = _OpenEpisodes.of(_frames(tensordict))
+        frames = _frames(tensordict)
         if self._open is not None:
-            episodes = self._open.followed_by(episodes)
-        _check_continuity(episodes.frames)
-        is_over, waited = episodes.state()
-        frames, source = episodes.frames[is_over], self._source.to(waited.device)
+            # A policy does not write its log-probabilities while a collector draws random actions.
+            common = set(self._open.keys(True, True)) & set(frames.keys(True, True))
+            frames = torch.cat([part.select(*common) for part in (self._open, frames)])
+        frames = frames[frames.get(_IDS).argsort(stable=True)]  # those of one are in time already
+        _check_continuity(frames)
+        ids = frames.get(_IDS)
+        is_last = torch.ones_like(ids, dtype=torch.bool)
+        is_last[:-1] = ids[1:] != ids[:-1]
+        number = is_last.cumsum(0) - is_last.long()
+        is_over = frames.get(keys.NEXT_DONE).reshape(-1)[is_last][number]
+        waited = frames.get(_WAITED)[is_last][number]  # the last frames of an episode came last
+        is_open = ~is_over & (waited <= self.patience)
+        self._open = frames[is_open].set(_WAITED, waited[is_open] + 1)
+        frames, source = frames[is_over], self._source.to(ids.device)
         packed = Trajectories.from_rollout(frames, source).to_tensordict()
         if n_steps is not None:
             packed = padded_to(packed, n_steps)
-        is_open = ~is_over & (waited <= self.patience)
-        self._open = _OpenEpisodes(episodes.frames[is_open], waited[is_open])
         if (version := frames.get(keys.NEXT_POLICY_VERSION, None)) is not None:
             packed.set(keys.POLICY_VERSION, version[first_steps(frames, source)])
         return packed
@@ -104,37 +111,6 @@ class PackTrajectories(KeepsArguments, Transform):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the episodes under way: a copy serves another collector."""
         return {**super().__getstate__(), "_open": None}
-
-
-class _OpenEpisodes(NamedTuple):
-    """Frames of episodes, those of each next to each other and in time."""
-
-    frames: TensorDictBase  # batch size [m]
-    waited: Tensor  # for how many batches each frame has been here, [m]
-
-    @classmethod
-    def of(cls, frames: TensorDictBase, waited: Int64[Tensor, "m"] | None = None) -> _OpenEpisodes:
-        """Put frames in order; those of one episode come in time already."""
-        order = frames.get(_IDS).argsort(stable=True)
-        waited = torch.zeros_like(order) if waited is None else waited[order]
-        return cls(frames[order], waited)
-
-    def followed_by(self, new: _OpenEpisodes) -> _OpenEpisodes:
-        """Put the frames of another batch behind these."""
-        # A policy does not write its log-probabilities while a collector draws random actions.
-        common = set(self.frames.keys(True, True)) & set(new.frames.keys(True, True))
-        frames = torch.cat([part.frames.select(*common) for part in (self, new)])
-        return self.of(frames, torch.cat([self.waited + 1, new.waited]))
-
-    def state(self) -> tuple[Bool[Tensor, "m"], Int64[Tensor, "m"]]:
-        """Tell of each frame whether its episode is over, and how long that has waited for more."""
-        ids = self.frames.get(_IDS)
-        is_last = torch.ones_like(ids, dtype=torch.bool)
-        is_last[:-1] = ids[1:] != ids[:-1]
-        number = is_last.cumsum(0) - is_last.long()
-        is_over = self.frames.get(keys.NEXT_DONE).reshape(-1)[is_last]
-        # The latest frames of an episode are the last to have come.
-        return is_over[number], self.waited[is_last][number]
 
 
 def _frames(batch: TensorDictBase) -> TensorDictBase:
@@ -153,7 +129,7 @@ def _frames(batch: TensorDictBase) -> TensorDictBase:
         raise ShapeError(f"{_IDS!r} has shape {list(ids.shape)}; expected {list(batch.shape)}")
     # An interrupted collector leaves ids below 0 at the steps that it did not reach.
     is_real = (ids >= 0) & batch.get(_MASK, torch.ones_like(ids, dtype=torch.bool))
-    frames = batch.select(*_FIELDS, strict=False)
+    frames = batch.select(*_FIELDS, strict=False).set(_WAITED, torch.zeros_like(ids))
     return frames.contiguous().reshape(ids.numel())[is_real.reshape(-1).nonzero().squeeze(1)]
 
 

@@ -74,26 +74,6 @@ def reward_prioritized_buffer(
 
     It corresponds to torchgfn's ``ReplayBuffer(prioritized_capacity=True,
     prioritized_sampling=True)``.
-
-    Args:
-        capacity: number of rows kept, at least 1.
-        key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats.
-        tie: which rows of equal key are kept, the ``"newest"`` or the ``"oldest"``.
-        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
-            and condition), another key, a list of keys, or a callable from rows [n] to int64
-            fingerprints [n] or [n, d]. None keeps equal rows too.
-        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
-            ``"keep"`` rejects the new one.
-        temperature: T of the draw, above 0: rows are drawn in proportion to exp(key / T).
-        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
-            than the buffer.
-        writer: writer to use instead; ``tie``, ``unique`` and ``on_duplicate`` are then ignored.
-        sampler: sampler to use instead; ``temperature`` and ``replacement`` are then ignored.
-        max_length: number of actions to which trajectories are padded. None stores them as they
-            come, which requires batches of one length.
-        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
-            because the policy that made them changes.
-        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -125,28 +105,6 @@ def diverse_buffer(
 
     ``near="reject", when="full"`` corresponds to torchgfn's
     ``NormBasedDiversePrioritizedReplayBuffer``.
-
-    Args:
-        capacity: number of rows kept, at least 1.
-        key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats.
-        features: what distances are measured between: a key, or a callable from rows [n] to a
-            tensor [n, d]. None uses the terminating state, and the condition where rows have one.
-        cutoff_distance: rows at this distance or closer are not kept together; required. 0 removes
-            exact duplicates alone, and a negative number turns the comparison off.
-        p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
-        near: ``"replace"`` lets a better row replace the stored rows near it, and ``"reject"``
-            rejects a row near a stored one, whatever its key.
-        when: ``"always"`` compares every batch, ``"full"`` only batches that find the buffer full.
-        tie: which rows of equal key are kept, the ``"newest"`` or the ``"oldest"``.
-        temperature: T of the draw, above 0: rows are drawn in proportion to exp(key / T).
-        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
-            than the buffer.
-        sampler: sampler to use instead; ``temperature`` and ``replacement`` are then ignored.
-        max_length: number of actions to which trajectories are padded. None stores them as they
-            come, which requires batches of one length.
-        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
-            because the policy that made them changes.
-        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -172,22 +130,7 @@ def fifo_buffer(
     keep: Sequence[str] = (),
     **options: Unpack[BufferOptions],
 ) -> GFNReplayBuffer:
-    """Return a buffer that keeps the newest rows and draws them uniformly.
-
-    Args:
-        capacity: number of rows kept, at least 1.
-        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
-            and condition), another key, a list of keys, or a callable from rows [n] to int64
-            fingerprints [n] or [n, d]. None keeps equal rows too.
-        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
-            ``"keep"`` rejects the new one.
-        sampler: sampler to use instead, such as :class:`~gfn_rb.SoftmaxRewardSampler`.
-        max_length: number of actions to which trajectories are padded. None stores them as they
-            come, which requires batches of one length.
-        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
-            because the policy that made them changes.
-        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
-    """
+    """Return a buffer that keeps the newest rows and draws them uniformly."""
     sampler = RandomSampler() if sampler is None else sampler
     limit = _group_options(options)
     kind = FIFOWriter if options.get("max_age") is None else UniqueFIFOWriter  # which removes rows
@@ -208,30 +151,16 @@ def terminating_state_buffer(
 ) -> GFNReplayBuffer:
     """Return a buffer of terminating states and their log-rewards, without trajectories.
 
-    Trajectories are reduced when they are added. The backward policy makes new ones to drawn
-    states, so the buffer needs less memory and its trajectories are never outdated.
-
-    Args:
-        capacity: number of rows kept, at least 1.
-        regenerate: callable that turns drawn rows (``state`` [n, *S], ``log_reward`` [n] in nats)
-            into what ``sample`` returns, such as trajectories of a backward rollout. None returns
-            the rows.
-        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
-            and condition), another key, a list of keys, or a callable from rows [n] to int64
-            fingerprints [n] or [n, d]. None keeps equal rows too.
-        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
-            ``"keep"`` rejects the new one.
-        writer: writer to use instead of one that keeps the highest rewards; ``unique`` and
-            ``on_duplicate`` are then ignored.
-        sampler: sampler to use instead of draws in proportion to the reward.
-        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
+    Trajectories are reduced when they are added, and other entries are stored as they are. The
+    backward policy makes new trajectories to drawn states, so the buffer needs less memory and its
+    trajectories are never outdated.
     """
     if writer is None:
         limit = _group_options(options)
         writer = RewardPrioritizedWriter(unique=unique, on_duplicate=on_duplicate, **limit)
     sampler = SoftmaxRewardSampler() if sampler is None else sampler
     rows = KeepTerminatingStates(regenerate)
-    return build(capacity, writer, sampler, [rows], **_without_paths(options))
+    return build(capacity, writer, sampler, [rows], **options)
 
 
 @with_options
@@ -252,16 +181,8 @@ def transition_buffer(
     The rows of an episode enter and leave together. Only the episode that fills the last slots, the
     lowest of those kept, is stored in part: its last rows.
 
-    Args:
-        capacity: number of transitions kept, at least 1.
-        writer: writer to use instead of one that keeps the episodes of highest reward. A writer
-            that ranks needs ``key="episode_log_reward"``.
-        sampler: sampler to use instead of draws in proportion to the reward of the episode. A
-            sampler by reward needs ``key="episode_log_reward"``. Samplers by rank give the rows of
-            an episode neighbouring ranks.
-        keep: ``["log_prob"]`` stores the log-probabilities. They are dropped by default, because
-            the policy that made them changes.
-        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
+    A ``writer`` that ranks and a ``sampler`` by reward need ``key="episode_log_reward"``. Samplers
+    by rank give the rows of an episode neighbouring ranks.
     """
     rows = KeepTransitions(stale_entries(keep, (LOG_PROB,)))
     return _row_buffer(capacity, writer, sampler, rows, options)
@@ -281,13 +202,7 @@ def state_buffer(
     log-reward log R(x) of that trajectory in nats. Rows are kept and drawn by
     ``episode_log_reward``. Their ``log_reward`` is -inf except in terminating states.
 
-    Args:
-        capacity: number of states kept, at least 1.
-        writer: writer to use instead of one that keeps the episodes of highest reward. A writer
-            that ranks needs ``key="episode_log_reward"``.
-        sampler: sampler to use instead of draws in proportion to the reward of the episode. A
-            sampler by reward needs ``key="episode_log_reward"``.
-        **options: keywords below, such as ``storage``, ``batch_size`` and ``generator``.
+    A ``writer`` that ranks and a ``sampler`` by reward need ``key="episode_log_reward"``.
     """
     return _row_buffer(capacity, writer, sampler, KeepStates(), options)
 
@@ -325,11 +240,16 @@ def build(
         if env is None:
             raise ArgumentError(f"env must be given for compact={compact!r}, got None")
         require_choice("compact", compact, get_args(StateForm))
-        from gfn_rb.buffers.compact import CompactRows, measure_whole  # which few programs need
+        if compact == "rebuild" and not all(isinstance(each, KeepItems) for each in transforms):
+            raise ArgumentError(
+                "compact must be 'narrow' for rows that are no trajectories, got 'rebuild': a "
+                "single step or state does not tell how it was come to"
+            )
+        from gfn_rb.buffers.compact import CompactRows  # which few programs need
 
         rows = CompactRows(env, compact)
         on_insertion.append(rows)
-        measure_whole(writer, rows)
+        rows.measure(writer)
     if on_insertion:
         parts["transform"] = PresetTransforms(*on_insertion[::-1])
     return GFNReplayBuffer(**parts)
@@ -375,16 +295,7 @@ def _row_buffer(
 ) -> GFNReplayBuffer:
     writer = RewardPrioritizedWriter(EPISODE_LOG_REWARD) if writer is None else writer
     sampler = SoftmaxRewardSampler(EPISODE_LOG_REWARD) if sampler is None else sampler
-    return build(capacity, writer, sampler, [rows], **_without_paths(options))
-
-
-def _without_paths(options: BufferOptions) -> BufferOptions:
-    if options.get("compact") == "rebuild":
-        raise ArgumentError(
-            "compact must be 'narrow' for rows that are no trajectories, got 'rebuild': a single "
-            "step or state does not tell how it was come to"
-        )
-    return options
+    return build(capacity, writer, sampler, [rows], **options)
 
 
 def stale_entries(keep: Sequence[str], stale: tuple[str, ...] = _STALE) -> tuple[str, ...]:

@@ -39,7 +39,6 @@ from gfn_rb.torchrl_compat import (
 )
 
 _ROWS = 1000  # of the storage, unless one is given
-QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 class DrawsAhead(ReplayBuffer):
@@ -243,11 +242,10 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     Args:
         statistics: whether to count rows; limits of rate and age always do.
         rate_limiter: limiter that keeps draws in proportion to offers, over all threads and
-            processes that share the buffer. It excludes prefetching, which draws in another thread.
-        max_age: highest number of policy versions by which a row may be behind the newest version,
-            at least 0. Older rows are removed, and rejected when offered. Rows need a
-            ``policy_version``. Another row takes the slot of a removed one, and a
-            :class:`~gfn_rb.PrioritySampler` treats it as new.
+            processes that share the buffer. It excludes prefetching.
+        max_age: highest age of a row in policy versions, at least 0. Older rows are removed, and
+            rejected when offered. Rows need a ``policy_version``. Another row takes the slot of a
+            removed one, and a :class:`~gfn_rb.PrioritySampler` treats it as new.
         **options: other options of a ``TensorDictReplayBuffer``, of which
             :class:`~gfn_rb.buffers.BufferOptions` has most. Default of ``storage``: a
             :class:`~gfn_rb.RowTensorStorage` of 1,000 rows.
@@ -402,7 +400,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         stats["samples_per_insert"] = stats["drawn"] / max(stats["offered"], 1)
         if self.rate_limiter is not None:
             stats["target_samples_per_insert"] = self.rate_limiter.samples_per_insert
-        from gfn_rb.buffers.summary import numbers_of, quantiles  # which few programs need
+        from gfn_rb.buffers.summary import quantiles_of  # which few programs need
 
         offering, drawing = self.statistics.seconds_waited
         rejected = {**getattr(self.writer, "rejected", {}), "old": self.statistics.n_old}
@@ -411,13 +409,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             **{f"rejected_{reason}": n for reason, n in rejected.items()},
             "seconds_waited_to_offer": offering,
             "seconds_waited_to_draw": drawing,
-            **{
-                f"{what}_{name}": value
-                for what, numbers in numbers_of(self).items()
-                for name, value in zip(
-                    QUANTILES, quantiles(numbers, *QUANTILES.values()), strict=True
-                )
-            },
+            **quantiles_of(self),
         }
 
     def set_storage(

@@ -20,10 +20,10 @@ from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.buffers.merged_sampler import log_probs_of
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.convert import padded_alike
-from gfn_rb.containers.objects import hashed_rows, hashes_of, state_columns, terminating_states
+from gfn_rb.containers.objects import hashes_of, state_columns, terminating_states
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismatchError
 from gfn_rb.kernels.objects import Objects
-from gfn_rb.numerics.flat import equal_bits, flat_rows, numbers_in_words
+from gfn_rb.numerics.flat import equal_bits, numbers_in_words
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.torchrl_compat import members_of
 
@@ -31,6 +31,7 @@ Describe: TypeAlias = Callable[[Any], Sequence[str]]
 
 N_TOP = 100  # rows whose share of the draws a summary tells
 _N_BEST = 5
+_QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 _WIDTH = 70  # characters of an object in a summary
 _CHUNK = 4096  # rows read at a time
 _NO_OBJECT = {
@@ -169,7 +170,7 @@ def summarized(
     return BufferSummary(
         n_rows=sum(len(each.storage) for each in members),
         capacity=sum(each.storage.max_size for each in members),
-        log_rewards=None if reward is None else quantiles(reward, 0.0, 0.25, 0.5, 0.75, 1.0),
+        log_rewards=None if reward is None else quantiles(reward, *_QUANTILES.values()),
         n_objects=None if number is None else len(number[number >= 0].unique()),
         ages=None if age is None else (*map(int, quantiles(age.double(), 0.0, 0.5, 1.0)),),
         effective_rows=None if p is None else float(1 / p.square().sum()),
@@ -184,12 +185,12 @@ def read_columns(rb: ReplayBuffer, members: Sequence[ReplayBuffer]) -> RowColumn
     held = [each for each in members if len(each.storage)]
     if not held:
         return RowColumns(None, None, None, None)
-    return RowColumns(
-        _joined([ranks_of(each) for each in held]),
-        _joined([ages_of(each) for each in held]),
-        _log_probs(rb),
-        _object_numbers(held),
-    )
+    try:
+        log_prob = log_probs_of(rb.sampler, rb.storage).detach().cpu().double()
+    except GfnRbError:  # of a sampler without a known law, or of rows that have no weight
+        log_prob = None
+    reward, age = (_joined([*map(read, held)]) for read in (ranks_of, ages_of))
+    return RowColumns(reward, age, log_prob, _object_numbers(held))
 
 
 def numbers_of(rb: ReplayBuffer) -> dict[str, Float64[Tensor, "n"]]:
@@ -199,6 +200,15 @@ def numbers_of(rb: ReplayBuffer) -> dict[str, Float64[Tensor, "n"]]:
     """
     known = {"key": ranks_of(rb), "age": ages_of(rb)} if len(rb.storage) else {}
     return {name: value.double() for name, value in known.items() if value is not None}
+
+
+def quantiles_of(rb: ReplayBuffer) -> dict[str, float]:
+    """Return quantiles of what :func:`numbers_of` returns, by name."""
+    return {
+        f"{what}_{name}": value
+        for what, numbers in numbers_of(rb).items()
+        for name, value in zip(_QUANTILES, quantiles(numbers, *_QUANTILES.values()), strict=True)
+    }
 
 
 def slots_of(
@@ -325,14 +335,6 @@ def ages_of(rb: ReplayBuffer) -> Int64[Tensor, "n"] | None:
     return newest - version.long()
 
 
-def _log_probs(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
-    """Return the log-probability of each row in a single draw, None where it is unknown."""
-    try:
-        return log_probs_of(rb.sampler, rb.storage).detach().cpu().double()
-    except GfnRbError:  # of a sampler without a known law, or of rows that have no weight
-        return None
-
-
 def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     """Return stored rows as they were added; rows of several lengths are padded."""
     rows, compact = rb.storage.get(index), compact_rows_of(rb)
@@ -367,15 +369,9 @@ def _objects(
     texts = [name for name, value in values.items() if not isinstance(value, Tensor)]
     name = [*texts, *values][0]
     mask = None if texts else rows.get(keys.mask_key(name), None)
-    return (found := _cut(values[name], mask)), None, _hashes(found)
-
-
-def _hashes(objects: Any) -> Int64[Tensor, "n 2"]:
-    """Return integers that tell objects apart, which are a tensor or a list."""
-    if isinstance(objects, Tensor):
-        rows = flat_rows(objects)
-        return hashed_rows(rows, torch.full((len(rows),), rows.shape[1]))
-    return hashes_of(map(_content, objects))
+    found = _cut(values[name], mask)
+    is_dense = isinstance(found, Tensor)
+    return found, None, equal_bits(found) if is_dense else hashes_of(map(_content, found))
 
 
 def _content(each: Any) -> bytes:
@@ -424,7 +420,7 @@ def _object_numbers(members: Sequence[ReplayBuffer]) -> Int64[Tensor, "n"] | Non
 
 def _joined(columns: Sequence[Tensor | None]) -> Tensor | None:
     known = [each for each in columns if each is not None]
-    return torch.cat(known) if known and len(known) == len(columns) else None
+    return torch.cat(known) if len(known) == len(columns) else None
 
 
 def quantiles(value: Float64[Tensor, "n"], *shares: float) -> tuple[float, ...]:

@@ -6,18 +6,22 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs.transforms import Compose, Transform
 
 from gfn_rb import keys
 from gfn_rb.arguments import KeepsArguments, as_count, kind_of
 from gfn_rb.containers import States, Trajectories, Transitions, convert
+from gfn_rb.containers.base import Container
 from gfn_rb.containers.objects import object_states
-from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.shapes import Bool, Int64
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 
-StepRows = Transitions | States
+_OF_PATHS = (
+    *(keys.STATE, keys.ACTION, keys.LENGTH, keys.LOG_PROB, keys.ESTIMATOR_OUTPUT),
+    *(keys.IS_BACKWARD, keys.IS_TERMINATING, keys.NEXT, keys.COLLECTOR),
+)
+_OF_DRAWS = keys.INDEX, keys.BUFFER_ID, keys.DRAW_LOG_PROB, keys.PRIORITY_WEIGHT
 
 
 class PresetTransforms(Compose):
@@ -82,7 +86,7 @@ class KeepItems(RowTransform):
 
 
 class KeepTerminatingStates(RowTransform):
-    """Reduces trajectories to their terminating state, log-reward and condition.
+    """Replaces the fields of trajectories by their terminating state; other entries are kept.
 
     Rows that hold no actions are taken for terminating states already. On the way out, rows pass
     through ``regenerate`` if there is one.
@@ -98,8 +102,7 @@ class KeepTerminatingStates(RowTransform):
         self.constructor_arguments = (), {}  # no file can hold a rollout
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
-        beside = keys.LOG_REWARD, keys.CONDITION, keys.POLICY_VERSION
-        return rows.select(*beside, strict=False).set(keys.STATE, object_states(rows))
+        return rows.exclude(*_OF_PATHS, *_OF_DRAWS).set(keys.STATE, object_states(rows))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled, regenerated if so asked."""
@@ -118,14 +121,14 @@ class KeepTransitions(RowTransform):
     number of its trajectory. ``log_reward`` stays -inf in all rows but the terminating one, as
     losses expect. Writers and samplers use ``episode_log_reward``.
 
-    What is no trajectory must be rows, episode after episode. Rows that have both stamps, such as
-    drawn ones, keep them and may come in any order.
+    Rows that have both stamps, such as drawn ones, keep them.
 
     Args:
         dropped: optional fields that are not stored.
     """
 
     n_episodes: Tensor  # the number of the next episode
+    kind: type[Container] = Transitions
 
     def __init__(self, dropped: tuple[str, ...] = (keys.LOG_PROB,)) -> None:
         super().__init__()
@@ -137,83 +140,40 @@ class KeepTransitions(RowTransform):
             raise ArgumentError("add takes a single row, got a trajectory: use extend")
         return super()._inv_call(tensordict)
 
-    def _stored(self, rows: TensorDictBase) -> TensorDict:
+    def _stored(self, rows: TensorDictBase) -> TensorDictBase:
         rows, version = rows.exclude(*self.dropped), rows.get(keys.POLICY_VERSION, None)
         if are_trajectories(rows):
             trajectories = Trajectories.from_tensordict(rows)
-            kept, length = self._kept(trajectories.to_transitions()), trajectories.length
+            td, length = self._split(trajectories).to_tensordict(), trajectories.length
             number = torch.arange(len(length), device=length.device)
-            episode = number.repeat_interleave(length, output_size=len(kept))
-            td = self._stamped(kept, episode, trajectories.log_reward)
+            episode = number.repeat_interleave(length, output_size=len(td))
+            td.set(keys.EPISODE, episode + self.n_episodes.to(episode.device, non_blocking=True))
+            td.set(keys.EPISODE_LOG_REWARD, trajectories.log_reward[episode])
+            self.n_episodes += len(length)
             version = None if version is None else version[episode]
         else:
-            kept, is_backward = self._read(rows)
-            if {keys.EPISODE, keys.EPISODE_LOG_REWARD} <= set(rows.keys()):
-                stamps = rows.select(keys.EPISODE, keys.EPISODE_LOG_REWARD)
-                td = kept.to_tensordict().update(stamps)
-            else:
-                episode = _episodes(kept.is_terminating, is_backward)
-                td = self._stamped(kept, episode, kept.log_reward[kept.is_terminating])
+            stamps = keys.EPISODE, keys.EPISODE_LOG_REWARD
+            if not {*stamps} <= set(rows.keys()):
+                raise KeyMismatchError(
+                    f"rows must be trajectories, or have {stamps[0]!r} and {stamps[1]!r}, got "
+                    f"{sorted(map(str, rows.keys()))}"
+                )
+            td = self.kind.from_tensordict(rows).to_tensordict().update(rows.select(*stamps))
         return td if version is None else td.set(keys.POLICY_VERSION, version)
 
-    def _stamped(
-        self, rows: StepRows, episode: Int64[Tensor, "m"], log_reward: Tensor
-    ) -> TensorDict:
-        td = rows.to_tensordict()
-        td.set(keys.EPISODE, episode + self.n_episodes.to(episode.device, non_blocking=True))
-        td.set(keys.EPISODE_LOG_REWARD, log_reward[episode])
-        self.n_episodes += len(log_reward)
-        return td
-
-    def _kept(self, transitions: Transitions) -> StepRows:
-        """Return what is stored of transitions."""
-        return transitions
-
-    def _read(self, rows: TensorDictBase) -> tuple[StepRows, Tensor | None]:
-        """Return what is stored of given rows, and which way they run."""
-        transitions = Transitions.from_tensordict(rows)
-        return self._kept(transitions), transitions.is_backward
+    def _split(self, trajectories: Trajectories) -> Container:
+        return trajectories.to_transitions()
 
 
 class KeepStates(KeepTransitions):
-    """Stores a row per visited state, of trajectories, transitions or states.
+    """Stores a row per visited state of trajectories, with the stamps of their episodes."""
 
-    States say nothing of their direction: given as such, they must be of forward episodes.
-    """
+    kind: type[Container] = States
 
-    def _kept(self, transitions: Transitions) -> States:
-        return transitions.to_states()
-
-    def _read(self, rows: TensorDictBase) -> tuple[StepRows, Tensor | None]:
-        if keys.NEXT in rows.keys():  # noqa: SIM118
-            return super()._read(rows)
-        return States.from_tensordict(rows), None
+    def _split(self, trajectories: Trajectories) -> Container:
+        return trajectories.to_states()
 
 
 def are_trajectories(rows: TensorDictBase) -> bool:
     """Return whether rows are trajectories, by their keys."""
     return set(rows.keys()) >= {keys.ACTION, keys.LENGTH}
-
-
-def _episodes(
-    is_terminating: Bool[Tensor, "m"], is_backward: Bool[Tensor, "m"] | None
-) -> Int64[Tensor, "m"]:
-    """Return the number of the episode that each row belongs to, from 0.
-
-    A forward episode ends with its terminating row, a backward one begins with it.
-    """
-    if is_backward is None:
-        is_backward = torch.zeros_like(is_terminating)
-    begins = is_terminating & is_backward
-    begins[1:] |= is_terminating[:-1] & ~is_backward[:-1]
-    begins[1:] |= is_backward[1:] != is_backward[:-1]
-    begins[:1] = True
-    episode = begins.cumsum(0) - 1
-    n_episodes = int(episode[-1]) + 1 if len(episode) else 0
-    n_ends = torch.bincount(episode[is_terminating], minlength=n_episodes)
-    if not (n_ends == 1).all():
-        raise ArgumentError(
-            "rows must be whole episodes, one after another, with one terminating row each, got "
-            f"{int((n_ends != 1).sum())} of {n_episodes} episodes without"
-        )
-    return episode

@@ -23,7 +23,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.transforms import Transform
 
 from gfn_rb.arguments import KeepsArguments, kind_of
-from gfn_rb.buffers.compact import CompactRows, measure_whole
+from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import Environment
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import ReplayStatistics
@@ -183,9 +183,9 @@ class _Maker:
         transforms = options.pop("transform", None)
         if transforms:
             options["transform"] = PresetTransforms(*transforms)
-            compact = [each for each in transforms if isinstance(each, CompactRows)]
-            if compact:
-                measure_whole(options["writer"], compact[0])
+            for each in transforms:
+                if isinstance(each, CompactRows):
+                    each.measure(options["writer"])
         made = kind(*members, **options)
         if not isinstance(made, ReplayBuffer):
             raise CheckpointMismatchError(f"{description['class']} is no buffer")

@@ -44,7 +44,6 @@ class Container:
     condition: Tensor | None
     _fields: ClassVar[tuple[Field, ...]]
     _keys: ClassVar[tuple[Key, ...]]
-    _plurals: ClassVar[dict[str, str]]
     __signature__: ClassVar[Signature]
 
     def __init_subclass__(cls) -> None:
@@ -52,7 +51,6 @@ class Container:
         named = {name: each for name, each in vars(cls).items() if isinstance(each, Field)}
         cls._fields = tuple(named.values())
         cls._keys = tuple(f.key for f in cls._fields)
-        cls._plurals = {f"{f.key}s": f.key for f in cls._fields if isinstance(f.key, str)}
         parameters = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=None if f.optional else Parameter.empty)
             for name, f in named.items()
@@ -82,10 +80,10 @@ class Container:
                 f"{cls.__name__}: td has batch size {list(td.batch_size)}; expected [n]"
             )
         values: FieldValues = {key: td.get(key, None) for key in cls._keys}
-        for plural in cls._plurals.keys() & td.keys():
-            if values[name := cls._plurals[plural]] is None:
+        for name, value in values.items():
+            if value is None and isinstance(name, str) and f"{name}s" in td.keys():  # noqa: SIM118
                 raise KeyMismatchError(
-                    f"{cls.__name__}: {plural!r} is not one of its fields; expected {name!r}"
+                    f"{cls.__name__}: '{name}s' is not one of its fields; expected {name!r}"
                 )
         return cls._checked(values, td.device)
 
@@ -143,10 +141,6 @@ class Container:
     def device(self) -> torch.device:
         """Where the tensors are."""
         return self._td.get(keys.STATE).device
-
-    def column(self, key: Key) -> Tensor | None:
-        """Return what stands under the key of a field, None where that is left out."""
-        return self._td.get(key, None)
 
     def __len__(self) -> int:
         return self._td.batch_size[0]

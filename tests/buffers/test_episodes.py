@@ -15,7 +15,7 @@ from gfn_rb import Sampler, States, Trajectories, Transitions
 from gfn_rb.buffers import state_buffer, transition_buffer
 from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError, EmptyBufferError
+from gfn_rb.errors import EmptyBufferError, KeyMismatchError
 from gfn_rb.keys import EPISODE, EPISODE_LOG_REWARD
 from gfn_rb.losses import DetailedBalance, FlowMatching
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy, StateFlow
@@ -43,13 +43,6 @@ def episodes(lengths, log_rewards, name=0):
     )
 
 
-def apart(preset, trajectories):
-    """The rows that a preset stores of trajectories, without stamps."""
-    if preset is transition_buffer:
-        return trajectories.to_transitions().to_tensordict()
-    return trajectories.to_states().to_tensordict()
-
-
 def column(rb, key):
     return rb[:][key].tolist()
 
@@ -67,14 +60,12 @@ def test_transitions_of_either_direction_are_stamped():
     for name in ("state", "action", "next_state", "next_done", "is_backward"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
     assert got.log_prob is None
-    assert len(rb.extend(two_rows().to_transitions().to_tensordict()[:0])) == 0
+    assert len(rb.extend(two_rows().to_tensordict()[:0])) == 0
 
 
-@pytest.mark.parametrize("via", ["trajectories", "transitions"])
-def test_states_are_stamped(via):
-    rows = two_rows() if via == "trajectories" else two_rows().to_transitions()
+def test_states_are_stamped():
     rb = newest(state_buffer)
-    rb.extend(rows.to_tensordict())
+    rb.extend(two_rows().to_tensordict())
     assert column(rb, EPISODE) == [0, 0, 0, 1, 1]
     assert column(rb, EPISODE_LOG_REWARD) == [1.5, 1.5, 1.5, -2.0, -2.0]
     assert column(rb, "state") == [0, 3, 5, 2, 0]
@@ -89,22 +80,18 @@ def test_no_two_episodes_have_the_same_number(preset):
     rb = newest(preset)
     for _ in range(2):
         rb.extend(episodes([2, 1], [0.0, 1.0]).to_tensordict())
-    rb.extend(apart(preset, episodes([1, 1], [0.0, 1.0])))
-    assert column(rb, EPISODE) == [0, 0, 1, 2, 2, 3, 4, 5]
+    assert column(rb, EPISODE) == [0, 0, 1, 2, 2, 3]
 
 
 @given(kind_and_paths(min_size=1))
-def test_rows_tell_their_episodes_as_trajectories_do(drawn):
+def test_rows_have_the_number_and_the_reward_of_their_trajectory(drawn):
     trajectories = stack(*drawn)
-    one, other, third = newest(transition_buffer), newest(transition_buffer), newest(state_buffer)
-    one.extend(trajectories.to_tensordict())
-    other.extend(trajectories.to_transitions().to_tensordict())
-    third.extend(trajectories.to_transitions().to_tensordict())
-    assert (one[:].exclude("index") == other[:].exclude("index")).all()
-    assert torch.equal(one[:][EPISODE], third[:][EPISODE])
     expected = torch.arange(len(trajectories)).repeat_interleave(trajectories.length)
-    assert torch.equal(one[:][EPISODE], expected)
-    assert torch.equal(one[:][EPISODE_LOG_REWARD], trajectories.log_reward[expected])
+    for preset in PRESETS:
+        rb = newest(preset)
+        rb.extend(trajectories.to_tensordict())
+        assert torch.equal(rb[:][EPISODE], expected)
+        assert torch.equal(rb[:][EPISODE_LOG_REWARD], trajectories.log_reward[expected])
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -123,12 +110,11 @@ def test_drawn_rows_keep_their_stamps(preset):
 def test_log_probabilities_are_dropped_unless_kept():
     rows = two_rows()
     for keep, expected in (((), None), (["log_prob"], rows.to_transitions().log_prob)):
-        for given_rows in (rows, rows.to_transitions()):
-            rb = newest(transition_buffer, keep=keep)
-            rb.extend(given_rows.to_tensordict())
-            got = Transitions.from_tensordict(rb[:]).log_prob
-            assert (got is None) == (expected is None)
-            assert got is None or torch.equal(got, expected)
+        rb = newest(transition_buffer, keep=keep)
+        rb.extend(rows.to_tensordict())
+        got = Transitions.from_tensordict(rb[:]).log_prob
+        assert (got is None) == (expected is None)
+        assert got is None or torch.equal(got, expected)
 
 
 # What is kept where there is no room for all.
@@ -213,8 +199,6 @@ def test_rows_are_stamped_on_cuda(preset):
     for _ in range(2):
         rows = episodes([3, 2], [0.0, 1.0])
         rb.extend(rows.to("cuda").to_tensordict())
-        rb.extend(apart(preset, rows.to("cuda")))
-        here.extend(rows.to_tensordict())
         here.extend(rows.to_tensordict())
     assert rb[:][EPISODE].device.type == "cuda"
     for key in (EPISODE, EPISODE_LOG_REWARD):
@@ -238,20 +222,10 @@ def test_a_restored_buffer_goes_on_numbering(preset, tmp_path):
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_parts_of_episodes_are_refused_whole(preset):
-    rb = preset(9)
-    part = apart(preset, episodes([3, 2], [0.0, 1.0]))[:4]
-    with pytest.raises(ArgumentError, match=r"rows must be whole episodes.*1 of 2 episodes"):
-        rb.extend(part)
+def test_steps_that_do_not_know_their_episode_are_refused(preset):
+    rb, steps = preset(9), episodes([3, 2], [0.0, 1.0]).to_transitions()
+    with pytest.raises(KeyMismatchError, match=r"rows must be trajectories, or have 'episode' and"):
+        rb.extend(steps.to_tensordict())
     assert len(rb) == 0
     with pytest.raises(EmptyBufferError):
         rb.sample(1)
-
-
-def test_backward_states_without_their_trajectories_are_refused():
-    backward = episodes([3, 2], [0.0, 1.0]).reverse()
-    rb = newest(state_buffer)
-    with pytest.raises(ArgumentError, match="rows must be whole episodes"):
-        rb.extend(backward.to_states().to_tensordict())
-    rb.extend(backward.to_tensordict())
-    assert column(rb, EPISODE) == [0, 0, 0, 1, 1]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from buffers.merging import member, merged
 from factories import rows, seeded
-from tensordict import tensorclass
 from torchrl.data import (
     LazyTensorStorage,
     ReplayBuffer,
@@ -26,12 +25,12 @@ from gfn_rb.buffers import (
     reward_prioritized_buffer,
 )
 from gfn_rb.errors import (
+    ArgumentError,
     CheckpointMismatchError,
     KeyMismatchError,
     ShapeError,
 )
 from gfn_rb.samplers import PrioritySampler
-from gfn_rb.writers import FIFOWriter
 
 LOG_REWARDS = [[0.0, 1.0, 2.0], [], [1.5] * 5]
 
@@ -258,39 +257,11 @@ def test_members_may_be_written_meanwhile_by_another_thread():
     assert not failures
 
 
-@tensorclass
-class Item:
-    x: torch.Tensor
-    log_reward: torch.Tensor
-
-
-def items(first, n):
-    x = torch.arange(first, first + n)
-    return Item(x=x, log_reward=torch.zeros(n), batch_size=[n])
-
-
-def member_of(data):
-    rb = ReplayBuffer(storage=LazyTensorStorage(8), writer=FIFOWriter())
-    rb.extend(data)
-    return rb
-
-
-@pytest.mark.parametrize("p", ["size", [0.5, 0.5]])
-@pytest.mark.parametrize("make", [items, lambda first, n: torch.arange(first, first + n)])
-def test_rows_are_of_the_members_type(make, p):
-    firsts = (0, 100)
-    members = [member_of(make(first, 4)) for first in firsts]
-    merged = MergedReplayBuffer(*members, p=p, generator=seeded())
-    batch, info = merged.sample(12, return_info=True)
-    assert type(batch) is type(make(0, 1))
-    assert batch.shape == (12,)
-    x = batch if isinstance(batch, torch.Tensor) else batch.x
-    assert torch.equal(x, torch.tensor(firsts)[info["buffer_id"]] + info["index"])
-
-
-def test_rows_of_several_types_are_refused():
-    merged = MergedReplayBuffer(member_of(items(0, 4)), member_of(torch.arange(4)), p="size")
-    with pytest.raises(ShapeError, match=r"rows of one type, got \['Item', 'Tensor'\]"):
+def test_members_of_other_rows_than_tensordicts_are_named():
+    plain = ReplayBuffer(storage=LazyTensorStorage(8))
+    plain.extend(torch.arange(4))
+    merged = MergedReplayBuffer(plain, p="size")
+    with pytest.raises(ArgumentError, match="batch of member 0 must be a TensorDictBase, got a Te"):
         merged.sample(20)
 
 

@@ -32,12 +32,32 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("log_rewards", MEMBERS.values(), ids=MEMBERS)
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_mass_draws_from_the_softmax_of_the_union(log_rewards, temperature):
-    rb = merged(log_rewards, temperature=temperature, replacement=True)
-    counts = counts_of(log_rewards, rb.sample(30_000))
-    assert chi_square_p(counts, softmax(log_rewards, temperature)) > 1e-3
+LAWS = {
+    **{
+        f"{name}, T={t}": (rewards, {"temperature": t, "replacement": True}, softmax(rewards, t))
+        for name, rewards in MEMBERS.items()
+        for t in (1.0, 3.0)
+    },
+    "size": ([[0, 0], [], [0, 0]], {"p": "size"}, [1 / 4] * 4),
+    "equal": ([[0, 0], [], [0, 0]], {"p": None}, [1 / 4] * 4),
+    "weights": ([[0, 0], [], [0, 0]], {"p": [3, 2, 5]}, [3 / 16, 3 / 16, 5 / 16, 5 / 16]),
+    "tensor": ([[0, 0], [], [0, 0]], {"p": torch.tensor([0, 9, 0.1])}, [0, 0, 1 / 2, 1 / 2]),
+    "softmax within": (
+        [[0.0, math.log(3)], [5.0], []],
+        {"p": [1, 2, 1], "replacement": True},
+        [1 / 12, 3 / 12, 2 / 3],
+    ),
+}
+
+
+@pytest.mark.parametrize(("log_rewards", "options", "law"), LAWS.values(), ids=LAWS)
+def test_draws_have_their_law_and_tell_it(log_rewards, options, law):
+    rb = merged(log_rewards, **{"p": "mass", "replacement": True, **options})
+    batch = rb.sample(30_000)
+    assert chi_square_p(counts_of(log_rewards, batch), law) > 1e-3
+    start = torch.tensor([0, *map(len, log_rewards)]).cumsum(0)
+    p = torch.as_tensor(law)[start[batch["buffer_id"]] + batch["index"]]
+    torch.testing.assert_close(batch["draw_log_prob"].double(), p.double().log())
 
 
 def test_mass_without_replacement_draws_different_rows_of_weight():
@@ -52,14 +72,6 @@ def test_mass_without_replacement_draws_different_rows_of_weight():
         )
         expected = p.reshape(4, 2)[batch["buffer_id"], batch["index"]]
         torch.testing.assert_close(batch["draw_log_prob"], expected)
-
-
-def test_mass_gives_the_log_probability_of_each_draw():
-    rb = merged([[math.log(1), math.log(2)], [math.log(5)]], replacement=True)
-    batch = rb.sample(60)
-    p = torch.tensor([[1 / 8, 2 / 8], [5 / 8, 0.0]])[batch["buffer_id"], batch["index"]]
-    torch.testing.assert_close(batch["draw_log_prob"], p.log())
-    assert set(p.tolist()) == {1 / 8, 2 / 8, 5 / 8}
 
 
 def test_mass_follows_what_is_written():
@@ -85,28 +97,7 @@ def test_temperatures_are_annealed_together():
     assert chi_square_p(counts_of(now, rb.sample(20_000)), softmax(now, 0.5)) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("p", "law"),
-    [
-        ("size", [0.25, 0.25, 0.25, 0.25]),
-        ([3, 2, 5], [3 / 16, 3 / 16, 10 / 32, 10 / 32]),
-        (torch.tensor([0.0, 9.0, 0.1]), [0.0, 0.0, 0.5, 0.5]),
-        (None, [0.25, 0.25, 0.25, 0.25]),
-    ],
-)
-def test_other_shares_have_their_law_among_members_that_are_not_empty(p, law):
-    sizes = [[0.0, 0.0], [], [0.0, 0.0]]
-    rb = merged(sizes, p=p, sampler=RandomSampler())
-    assert chi_square_p(counts_of(sizes, rb.sample(20_000)), law) > 1e-3
-
-
-def test_other_shares_know_the_log_probability_that_the_members_know():
-    rb = merged([[0.0, math.log(3)], [5.0], []], p=[1, 2, 1], replacement=True)
-    batch = rb.sample(200)
-    p = torch.tensor([[1 / 12, 3 / 12], [2 / 3, 0.0]])[batch["buffer_id"], batch["index"]]
-    torch.testing.assert_close(batch["draw_log_prob"], p.log())
-    counts = counts_of([[0] * 2, [0]], batch)
-    assert chi_square_p(counts, [1 / 12, 3 / 12, 2 / 3]) > 1e-3
+def test_a_log_probability_that_a_member_does_not_know_is_left_out():
     rb = MergedReplayBuffer(
         member([0.0], replacement=True), member([0.0], RandomSampler()), p=[1, 1]
     )

@@ -14,9 +14,7 @@ from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ReplayBuffer,
-    TensorDictReplayBuffer,
 )
-from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.envs.transforms import Transform
 
 import gfn_rb
@@ -24,7 +22,6 @@ from gfn_rb import Trajectories
 from gfn_rb.buffers import (
     BufferOptions,
     GFNReplayBuffer,
-    RateLimiter,
     diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
@@ -33,9 +30,8 @@ from gfn_rb.buffers import (
     transition_buffer,
 )
 from gfn_rb.errors import ShapeError
-from gfn_rb.keys import EPISODE_LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
+from gfn_rb.writers import FIFOWriter
 
 diverse_buffer = partial(diverse_buffer, cutoff_distance=0.0)  # no duplicates
 PRESETS = [reward_prioritized_buffer, diverse_buffer, fifo_buffer]
@@ -128,14 +124,6 @@ def test_trajectories_are_fitted_to_one_length_with_all_they_carry(preset, n_ste
     assert rows["weight"].tolist() == [0.25, 0.5]
 
 
-@pytest.mark.parametrize("preset", EVERY)
-def test_a_preset_counts_rows_if_an_option_asks_for_it(preset):
-    assert type(preset(4)) is GFNReplayBuffer
-    assert not preset(4).counts_rows
-    for options in ({"statistics": True}, {"max_age": 3}, {"rate_limiter": RateLimiter(1.0)}):
-        assert preset(4, **options).counts_rows
-
-
 def test_trajectories_of_unlike_lengths_are_told_of_max_length():
     rb = fifo_buffer(4)
     rb.extend(two_rows().to_tensordict())
@@ -180,14 +168,16 @@ def test_the_callers_rows_are_left_alone(preset):
 # Terminating states.
 
 
-def test_terminating_states_keep_their_condition_and_nothing_else():
+def test_terminating_states_keep_what_is_not_of_their_trajectory():
     rb = terminating_state_buffer(4, writer=FIFOWriter())
     rb.extend(full_rows())
     rb.add(full_rows()[0])
-    assert set(rb[:].keys()) - {"index"} == {"state", "log_reward", "condition"}
+    assert set(rb[:].keys()) - {"index"} == {"state", "log_reward", "condition", "weight"}
+    assert rb[:]["weight"].tolist() == [0.5, 0.25, 0.5]
     assert rb[:]["state"].tolist() == [5, 2, 5]  # of a forward and a backward row
     assert rb[:]["log_reward"].tolist() == [1.5, -2.0, 1.5]
     assert rb[:]["condition"].tolist() == [7, 8, 7]
+    assert rb.extend(rb.sample(2)).tolist() == [3, 0]  # without what a draw adds to rows
 
 
 def test_a_terminating_state_is_kept_once_unless_asked_otherwise():
@@ -225,21 +215,11 @@ def test_regenerated_rows_are_what_is_sampled():
 
 
 @pytest.mark.parametrize("preset", EVERY)
-def test_what_a_preset_is_made_of(preset):
-    rb = preset(4, device="cpu")
-    assert isinstance(rb, TensorDictReplayBuffer)
-    assert isinstance(rb.storage, LazyTensorStorage)
-    assert rb.storage.device == torch.device("cpu")
-    newest = preset is fifo_buffer
-    writers = {fifo_buffer: FIFOWriter, diverse_buffer: DiversityWriter}
-    assert type(rb.writer) is writers.get(preset, RewardPrioritizedWriter)
-    assert type(rb.sampler) is (RandomSampler if newest else SoftmaxRewardSampler)
-    if preset in (transition_buffer, state_buffer):
-        assert rb.writer.key == rb.sampler.key == EPISODE_LOG_REWARD
-        writer = FIFOWriter()
-        assert preset(4, writer=writer).writer is writer
-    sampler = SoftmaxRewardSampler(temperature=3.0)
+def test_parts_are_replaced_by_those_of_the_user(preset):
+    sampler, writer = SoftmaxRewardSampler(temperature=3.0), FIFOWriter()
     assert preset(4, sampler=sampler).sampler is sampler
+    if preset not in (diverse_buffer, fifo_buffer):
+        assert preset(4, writer=writer).writer is writer
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -51,8 +51,6 @@ def test_containers_and_dicts_are_added(preset, walks) -> None:
     for rb, data in zip(made, (td, walks, dict(td.items())), strict=True):
         assert rb.extend(data).shape[:1] >= (30,)
         assert (rb[:] == made[0][:]).all()
-    if preset is transition_buffer:
-        made[0].extend(walks.to_transitions())
 
 
 def test_a_dict_may_be_nested_and_hold_arrays() -> None:
@@ -112,15 +110,6 @@ def test_numbers_by_hand() -> None:
     assert told.effective_rows == pytest.approx(float(1 / p.square().sum()), rel=1e-6)
     assert told.mean_draw_age == pytest.approx(float(p @ torch.tensor([9.0, 8, 6, 2]).double()))
     assert told.top_share == pytest.approx(1.0)
-
-
-def test_uniform_draws_of_many_rows() -> None:
-    rb = fifo_buffer(400)
-    rb.extend(objects(range(300)))
-    told = rb.summary()
-    assert told.effective_rows == pytest.approx(300)
-    assert told.top_share == pytest.approx(1 / 3)
-    assert (told.ages, told.mean_draw_age) == (None, None)
 
 
 def test_the_text_has_at_most_12_lines() -> None:

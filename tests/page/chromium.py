@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -58,14 +57,6 @@ class Browser:
         events = [json.loads(entry["message"])["message"] for entry in self.logs("performance")]
         sent = [each for each in events if each["method"] == "Network.requestWillBeSent"]
         return [each["params"]["request"]["url"] for each in sent]
-
-    def screenshot(self, path: Path) -> None:
-        """Write the whole page as PNG."""
-        size = self._devtools("Page.getLayoutMetrics", {})["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        options = {"clip": clip, "captureBeyondViewport": True}
-        image = self._devtools("Page.captureScreenshot", options)["data"]
-        path.write_bytes(base64.b64decode(image))
 
     def close(self) -> None:
         """End the session."""
