@@ -67,19 +67,9 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
             and concatenate.
         generator: ``torch.Generator`` of merged draws, and from now on of the members. None leaves
             the members theirs, and merged draws use PyTorch's global generator.
-        **kwargs: keywords below.
-
-    Keyword Args:
-        prefetch: number of batches to draw ahead, at least 0; above 0 needs ``batch_size``.
-            Default: 0.
-        pin_memory: whether drawn rows are placed in pinned memory. Default: False.
-        shared: whether several processes use the buffer, which needs a lock. Default: False.
-        collate_fns: one callable per member, applied to its rows. Default: those of the members.
-        storages: ensemble of storages, with ``samplers`` and ``writers``, instead of members.
-            Default: None.
-        samplers: ensemble of samplers. Default: None.
-        writers: ensemble of writers. Default: None.
-        delayed_init: whether to set the buffer up when it is first used. Default: None, no.
+        **kwargs: other options of a ``ReplayBufferEnsemble``: ``prefetch``, ``pin_memory``,
+            ``shared``, ``collate_fns``, ``routing_key``, ``delayed_init``, and ``storages``,
+            ``samplers`` and ``writers`` instead of members.
 
     Raises:
         ArgumentError: ``p`` does not fit the members, or a member is an ensemble.

@@ -31,25 +31,13 @@ _P = "p"
 
 
 class MergedSampler(StateInFolder, SamplerEnsemble):
-    r"""Draws rows of several storages as if they were one.
+    r"""Draws rows of several storages as if they were one; ``p`` is that of a merged buffer.
 
-    Each row of a batch is drawn for itself: a member, then one of its rows. The members' shares:
-
-    ``"mass"``
-        The softmax over all rows: row j of member i has probability
-        :math:`\exp(\log R_{ij} / T) / \sum_{k,l} \exp(\log R_{kl} / T)`. Without replacement, rows
-        are drawn one after another, each from what the earlier ones left in all members.
-    ``"size"``
-        In proportion to the number of rows.
-    weights
-        Fixed, but zero for members that are empty. None stands for equal weights.
-
-    In all but the first, the members' own samplers draw the rows within. A draw's
-    ``draw_log_prob`` is that of member and row together, where each of them knows its part.
-
-    Only the softmax gives members a mass that can be compared: samplers by rank, quantile or
-    priority go with ``"size"`` or weights. The ``priority_weight`` of a row is then that within its
-    member.
+    With ``"mass"``, row j of member i has probability
+    :math:`\exp(\log R_{ij} / T) / \sum_{k,l} \exp(\log R_{kl} / T)`. Without replacement, rows are
+    drawn one after another, each from what the earlier ones left in all members. With other shares,
+    a member is drawn, and its own sampler draws the row. Its ``priority_weight`` is that within its
+    member, and ``draw_log_prob`` is that of member and row together.
 
     Raises:
         ArgumentError: ``p`` breaks these rules, or the samplers do not allow it.

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
-from gfn_rb.arguments import KeepsArguments, as_count, kind_of, require_kind
+from gfn_rb.arguments import KeepsArguments, as_count, require_kind
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
-from gfn_rb.containers.base import Container
+from gfn_rb.containers.base import rows_of
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
     EmptyBufferError,
     GfnRbError,
     KeyMismatchError,
-    ShapeError,
 )
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
@@ -66,9 +65,17 @@ class DrawsAhead(ReplayBuffer):
         return former
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows."""
-        with _replacing(self, overwrites=False):
+        """Remove all rows.
+
+        Args:
+            empty_write_count: whether to reset the counts of rows too.
+        """
+        from gfn_rb.buffer_state import replacing  # which few programs need
+
+        with replacing(self, overwrites=False):
             super().empty(empty_write_count)
+            if empty_write_count and isinstance(self, GFNReplayBuffer):
+                self.statistics.empty()
         clear_prefetched(self)  # after the locks, which a batch that is being drawn waits for
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -77,7 +84,7 @@ class DrawsAhead(ReplayBuffer):
         Raises:
             CheckpointMismatchError: it was of a buffer of other rows, parts or capacity.
         """
-        with _replacing(self), _fitting(self):
+        with _restoring(self):
             super().load_state_dict(state_dict)
 
     def loads(self, path: Any) -> None:
@@ -86,7 +93,7 @@ class DrawsAhead(ReplayBuffer):
         Raises:
             CheckpointMismatchError: it was of a buffer of other rows, parts or capacity.
         """
-        with _replacing(self), _fitting(self):
+        with _restoring(self):
             super().loads(path)
 
 
@@ -304,7 +311,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             ArgumentError: ``data`` is something else.
             ShapeError: tensors of the dict have different numbers of rows.
         """
-        return super().extend(data if isinstance(data, TensorDictBase) else _rows(data), **options)
+        return super().extend(
+            data if isinstance(data, TensorDictBase) else rows_of(data), **options
+        )
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of drawn rows, if the sampler draws by priority.
@@ -428,30 +437,15 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         clear_prefetched(self)
         return former
 
-    def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows.
-
-        Args:
-            empty_write_count: whether to reset the counts of rows too.
-        """
-        with _replacing(self, overwrites=False):
-            super(DrawsAhead, self).empty(empty_write_count)
-            if empty_write_count:
-                self.statistics.empty()
-        clear_prefetched(self)
-
-
-def _replacing(rb: ReplayBuffer, overwrites: bool = True) -> AbstractContextManager[Any]:
-    from gfn_rb.buffer_state import replacing  # which few programs need
-
-    return replacing(rb, overwrites)
-
 
 @contextmanager
-def _fitting(rb: ReplayBuffer) -> Iterator[None]:
-    """Say of PyTorch's errors about shapes that what was saved is of another buffer."""
+def _restoring(rb: ReplayBuffer) -> Iterator[None]:
+    """Restore a buffer in whole or not at all, and say of PyTorch's errors that it is another."""
+    from gfn_rb.buffer_state import replacing  # which few programs need
+
     try:
-        yield
+        with replacing(rb):
+            yield
     except GfnRbError:
         raise
     except RuntimeError as error:
@@ -459,29 +453,6 @@ def _fitting(rb: ReplayBuffer) -> Iterator[None]:
         raise CheckpointMismatchError(
             f"the buffer of capacity {capacity} cannot hold what was saved: {error}"
         ) from error
-
-
-def _rows(data: Any) -> TensorDictBase:
-    """Return a container or a dict of tensors as a TensorDict."""
-    if isinstance(data, Container):
-        return data.to_tensordict()
-    if not isinstance(data, dict) or not data:
-        hint = ""
-        if isinstance(data, (list, tuple)):
-            hint = ": torch.stack(rows) joins TensorDicts, Trajectories.cat(items) containers"
-        elif isinstance(data, Tensor):
-            hint = ': name it, as {"state": states, "log_reward": log_rewards}'
-        raise ArgumentError(
-            "data must be a TensorDict [n], a container or a dict of tensors [n, ...], got "
-            f"{'None' if data is None else kind_of(data)}{hint}"
-        )
-    try:
-        return TensorDict(data, [len(next(iter(data.values())))])
-    except (IndexError, RuntimeError, TypeError, ValueError):
-        shapes = {name: [*getattr(value, "shape", ())] for name, value in data.items()}
-        raise ShapeError(
-            f"data must have entries of as many rows, named by strings, got shapes {shapes}"
-        ) from None
 
 
 def _version_of(rows: Any) -> Tensor | None:

@@ -120,17 +120,17 @@ def test_where_batches_are_cut_does_not_matter(cuts):
     assert sorted(found) == sorted(WHOLE)
 
 
-def test_padding_is_no_frame():
+SPLIT = [split_trajectories(LONG[:, a : a + 8], prefix="collector") for a in range(0, 40, 8)]
+UNREACHED = LONG[:, :10].clone()  # of an interrupted collector
+UNREACHED["collector", "traj_ids"][:, 4:] = -1
+REST = LONG[:, 4:].clone().set("log_prob", torch.zeros(3, 36))
+
+
+@pytest.mark.parametrize("parts", [SPLIT, [UNREACHED, LONG[:, 4:]], [LONG[:, :4], REST]])
+def test_padding_unreached_steps_and_fields_of_some_frames_are_left_out(parts):
     pack = PackTrajectories(ladder())
-    parts = [split_trajectories(LONG[:, a : a + 8], prefix="collector") for a in range(0, 40, 8)]
-    assert not all(part["collector", "mask"].all() for part in parts)
     assert sorted(rows_of(pack, *parts)) == sorted(WHOLE)
-
-
-def test_frames_that_an_interrupted_collector_did_not_reach_are_left_out():
-    first, rest = LONG[:, :10].clone(), LONG[:, 4:]
-    first["collector", "traj_ids"][:, 4:] = -1
-    assert sorted(rows_of(PackTrajectories(ladder()), first, rest)) == sorted(WHOLE)
+    assert "log_prob" not in pack(REST[:, :0]).keys()  # noqa: SIM118
 
 
 def test_episodes_of_which_the_beginning_is_missing_are_left_out():
@@ -154,14 +154,6 @@ def test_patience_counts_batches_that_do_not_continue_an_episode():
         for i in range(n_others):
             pack(other[:, i : i + 1])
         assert len(episodes_in(pack(LONG[:1, 1:length]))) == n_found
-
-
-def test_fields_that_only_some_frames_of_a_batch_have_are_dropped():
-    first, rest = LONG[:, :4].clone(), LONG[:, 4:].clone()
-    rest["log_prob"] = torch.zeros(rest.shape)
-    pack = PackTrajectories(ladder())
-    assert sorted(rows_of(pack, first, rest)) == sorted(WHOLE)
-    assert "log_prob" not in pack(rest[:, :0]).keys()  # noqa: SIM118
 
 
 @pytest.mark.parametrize("make", [fifo_buffer, reward_prioritized_buffer])
