@@ -85,13 +85,9 @@ class CompactRows(KeepsArguments, Transform):
         return self.packed(tensordict)
 
     def packed(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Make rows compact.
+        """Make rows, batch size [n] or [], compact; raise unless they are the environment's.
 
-        Args:
-            tensordict: batch size [n] or []. It is left alone.
-
-        Raises:
-            ShapeError, KeyMismatchError, ArgumentError: they are not the environment's.
+        The argument is not changed.
         """
         batch_dims, entries = tensordict.ndim, _entries(tensordict)
         columns = [each for each in self._columns if each.key in entries]
@@ -117,15 +113,7 @@ class CompactRows(KeepsArguments, Transform):
         return rows
 
     def check_size(self, tensordict: TensorDictBase, max_nbytes: int) -> None:
-        """Raise unless stored rows fit in a number of bytes once they are whole.
-
-        Args:
-            tensordict: batch size [n], made whole by nobody yet.
-            max_nbytes: how many bytes they may have.
-
-        Raises:
-            ArgumentError: they have more.
-        """
+        """Raise unless stored rows [n] have at most a number of bytes once they are whole."""
         nbytes, action = 0, tensordict.get(keys.ACTION, None)
         if self.states == "rebuild" and action is not None and action.ndim > 1:
             nbytes = action.shape[0] * (action.shape[1] + 1) * self._env[0].source_state.nbytes

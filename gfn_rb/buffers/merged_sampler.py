@@ -68,12 +68,7 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
 
     @compat.outside_graph
     def sample(self, storage: StorageEnsemble, batch_size: int) -> RowsOfMembers:
-        """Draw a batch of rows.
-
-        Returns:
-            ``buffer_ids`` and ``index`` of each row, both int64 [n], and what is known of the
-            draws, such as ``draw_log_prob`` [n].
-        """
+        """Return ``buffer_ids`` and ``index`` of drawn rows [n], and what is known of the draws."""
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
         if not any(len(each) for each in compat.member_storages(storage)):

@@ -80,19 +80,12 @@ class RateLimiter(KeepsArguments):
     def wait(
         self, attempt: Callable[[], bool], rows: Int64[np.ndarray, "2"], side: int, n: int
     ) -> bool:
-        """Repeat an attempt until it succeeds, or ``timeout`` has passed.
+        """Repeat an attempt to count n rows until it succeeds; return whether it did.
 
-        Args:
-            attempt: counts rows if they may pass, and returns whether they did.
-            rows: the numbers of rows offered and drawn.
-            side: ``OFFERED`` or ``DRAWN``.
-            n: the number of rows that wait.
-
-        Returns:
-            Whether it succeeded; False only for offers with a timeout of 0.
+        False is for offers with a timeout of 0 alone.
 
         Raises:
-            RateLimitError: it did not.
+            RateLimitError: ``timeout`` has passed.
         """
         begin, (pause, longest) = time.monotonic(), _PAUSES
         while time.monotonic() - begin < self.timeout:

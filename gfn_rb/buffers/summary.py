@@ -214,12 +214,7 @@ def quantiles_of(rb: ReplayBuffer) -> dict[str, float]:
 def slots_of(
     members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]
 ) -> Iterator[tuple[ReplayBuffer, Int64[Tensor, "k"], Int64[Tensor, "k"]]]:
-    """Yield members with the positions in ``index`` of their rows, and with the rows' slots.
-
-    Args:
-        members: buffers.
-        index: rows, numbered as in :class:`RowColumns`.
-    """
+    """Yield members, positions of their rows among those of an index of all rows, and slots."""
     start = 0
     for member in members:
         at = ((index >= start) & (index < start + len(member.storage))).nonzero()[:, 0]
@@ -229,9 +224,9 @@ def slots_of(
 
 
 def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> tuple[Any, list[str]]:
-    """Return the objects of some rows, numbered as in :class:`RowColumns`: a tensor or a list.
+    """Return the objects of some rows of ``RowColumns``, a tensor or a list, and their conditions.
 
-    The second value has their conditions as numbers, and is empty unless all rows have one.
+    Conditions are texts of numbers, and none unless all rows have one.
     """
     found: dict[int, Any] = {}
     conditions: dict[int, str] = {}
@@ -248,11 +243,7 @@ def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> tu
 
 
 def as_describe(describe: Any) -> Describe:
-    """Return a callable from objects to texts: of an environment its method, of None the default.
-
-    Raises:
-        ArgumentError: ``describe`` is something else.
-    """
+    """Return a callable from objects to texts, such as the method of an environment."""
     if describe is None:
         return default_words
     words = getattr(describe, "describe", describe)  # environments are callable, too
@@ -265,11 +256,7 @@ def as_describe(describe: Any) -> Describe:
 
 
 def words_of(describe: Describe, objects: Any) -> list[str]:
-    """Return the text of each object, on one line.
-
-    Raises:
-        ArgumentError: the callable raises, or does not return as many texts.
-    """
+    """Return the text of each object, on one line; raise unless the callable returns as many."""
     try:
         words = [*describe(objects)] if len(objects) else []
     except Exception as error:  # of a user's code

@@ -71,8 +71,8 @@ def walks(env, n=6, seed=0, backward=False):
 
 
 def buffer(form, env=GRID, capacity=64, preset=fifo_buffer, **options):
-    length = options.pop("max_length", env.max_length)
-    return preset(capacity, max_length=length, compact=form, env=env, **options)
+    options = {"max_length": env.max_length, "generator": seeded(), **options}
+    return preset(capacity, compact=form, env=env, **options)
 
 
 def contents(rb):
@@ -83,6 +83,17 @@ def contents(rb):
 
 def stored_bytes(rb):
     return sum(leaf.nbytes for leaf in rb.storage._storage.exclude("index").values(True, True))
+
+
+def assert_alike(ours, plain, n, n_batches=4):
+    """Two buffers of one seed keep the same rows in the same slots, and draw the same."""
+    for seed in range(n_batches):
+        rows = walks(GRID, n, seed, backward=True)
+        assert ours.extend(rows.clone()).equal(plain.extend(rows))
+        assert_equal(contents(ours), contents(plain))
+        drawn = [rb.sample(5).exclude("index") for rb in (ours, plain)]
+        for key in drawn[1].keys(True, True):
+            assert drawn[0][key].equal(drawn[1][key])
 
 
 # What comes out is what went in.
@@ -146,16 +157,8 @@ def test_bytes_of_a_row():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("form", FORMS)
 def test_presets_keep_and_draw_what_they_do_over_plain_rows(preset, form):
-    ours = buffer(form, preset=preset, capacity=20, generator=seeded())
-    plain = buffer(None, preset=preset, capacity=20, generator=seeded())
-    for seed in range(6):
-        rows = walks(GRID, 8, seed, backward=True)
-        slots = [rb.extend(rows.clone()) for rb in (ours, plain)]
-        assert slots[0].equal(slots[1])
-        assert_equal(contents(ours), contents(plain))
-        drawn = [rb.sample(5).exclude("index") for rb in (ours, plain)]
-        for key in drawn[1].keys(True, True):
-            assert drawn[0][key].equal(drawn[1][key])
+    ours, plain = (buffer(each, preset=preset, capacity=20) for each in (form, None))
+    assert_alike(ours, plain, 8, 6)
     before = stored_bytes(ours)
     assert_equal(contents(ours), contents(ours))  # reading a full storage leaves it compact
     assert stored_bytes(ours) == before
@@ -185,24 +188,23 @@ MEASURES = [
 @pytest.mark.parametrize("options", MEASURES)
 def test_features_and_objects_are_those_of_whole_rows(form, options):
     ours, plain = buffer(form, **options), buffer(None, **options)
-    for seed in range(4):
-        rows = walks(GRID, 30, seed, backward=True)
-        slots = ours.extend(rows.clone())
-        assert slots.equal(plain.extend(rows))
-        assert_equal(contents(ours), contents(plain))
+    assert_alike(ours, plain, 30)
     ours.load_state_dict(ours.state_dict())  # which makes the index read the storage anew
-    assert ours.extend(rows).equal(plain.extend(rows))
+    assert_alike(ours, plain, 30, 1)
 
 
 def test_a_writer_that_is_given_measures_whole_rows_too():
-    def terminating(compact):
-        writer = DiversityWriter(cutoff_distance=1.0)
-        return terminating_state_buffer(50, writer=writer, compact=compact, env=GRID)
-
-    ours, plain = terminating("narrow"), terminating(None)
-    for seed in range(3):
-        rows = walks(GRID, 30, seed)
-        assert ours.extend(rows).equal(plain.extend(rows))
+    ours, plain = (
+        terminating_state_buffer(
+            50,
+            writer=DiversityWriter(cutoff_distance=1.0),
+            compact=form,
+            env=GRID,
+            generator=seeded(),
+        )
+        for form in ("narrow", None)
+    )
+    assert_alike(ours, plain, 30)
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(50), writer=DiversityWriter(), transform=CompactRows(GRID)
     )
@@ -212,10 +214,8 @@ def test_a_writer_that_is_given_measures_whole_rows_too():
 
 @pytest.mark.parametrize("preset", [terminating_state_buffer, transition_buffer, state_buffer])
 def test_single_states_and_steps_are_stored_narrow(preset):
-    ours, plain = preset(200, compact="narrow", env=GRID), preset(200)
-    rows = walks(GRID, 20)
-    assert ours.extend(rows).equal(plain.extend(rows))
-    assert_equal(contents(ours), contents(plain))
+    ours = preset(200, compact="narrow", env=GRID, generator=seeded())
+    assert_alike(ours, preset(200, generator=seeded()), 20)
     with pytest.raises(ArgumentError, match=r"compact must be 'narrow'.*got 'rebuild'"):
         preset(200, compact="rebuild", env=GRID)
 
@@ -226,7 +226,7 @@ def test_single_states_and_steps_are_stored_narrow(preset):
 @pytest.mark.parametrize("form", FORMS)
 def test_checkpoints_hold_compact_rows(form, tmp_path):
     path = tmp_path / "rb.ckpt"
-    rb, again, alone = (buffer(form, preset=diverse_buffer, generator=seeded()) for _ in range(3))
+    rb, again, alone = (buffer(form, preset=diverse_buffer) for _ in range(3))
     for each in (rb, alone):
         each.extend(walks(GRID, 20, backward=True))
     save_checkpoint(path, rb)
