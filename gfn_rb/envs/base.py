@@ -342,11 +342,7 @@ class GFNEnv(TorchRLInterface):
         """Return the quality of terminating states, on the scale that their field reports.
 
         It orders states as log R does, without exponent, lower limit or condition. By default it
-        is R(x).
-
-        Args:
-            state: terminating states.
-            log_reward: log R of each in nats if known, so that it is not computed again.
+        is R(x). Arguments are those of :meth:`modes_reached`.
         """
         return (self.log_reward(state) if log_reward is None else log_reward).exp()
 
@@ -371,11 +367,7 @@ class GFNEnv(TorchRLInterface):
             )
 
     def check_terminating(self, state: Tensor, name: str = "state") -> None:
-        """Raise unless the exit action is legal in every row.
-
-        Args:
-            state: states, [n, *S].
-            name: name of the argument in the message.
+        """Raise unless the exit action is legal in every row, as :meth:`check_state` does.
 
         Raises:
             ShapeError: ``state`` is not a batch of states.

@@ -102,11 +102,8 @@ class ContinuousEnv(GFNEnv):
     ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]] | None:
         """Return the lowest and the highest parameters of moves; None without bounds.
 
-        A parameter with equal bounds is known and has no density.
-
-        Args:
-            state: states where the moves start, or where they led to with ``is_backward``.
-            is_backward: whether the states are where the moves led to.
+        A parameter with equal bounds is known and has no density. Arguments are those of
+        :meth:`reference`.
         """
         return None
 

@@ -205,17 +205,12 @@ class ConditionalHyperGrid(HyperGrid):
     with HyperGrid's R. The condition of a row is its inverse temperature beta, [1]; a GFlowNet
     trained under all of them samples at any (Kim et al. 2024, arXiv:2310.02823).
     Beta is drawn log-uniformly from [min_beta, max_beta], and a network sees log beta, scaled to
-    [-1, 1]. The log partition function depends on beta.
+    [-1, 1]. The log partition function depends on beta. Further arguments are those of
+    :class:`HyperGrid`.
 
     Args:
-        ndim: number of coordinates, at least 1.
-        height: grid points per coordinate, at least 2.
-        r0: reward everywhere, positive.
-        r1: reward added in the outer bands, positive.
-        r2: reward added in the inner bands, positive.
         min_beta: lowest inverse temperature, positive.
         max_beta: highest inverse temperature, above ``min_beta``.
-        **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
     """
 
     condition_shape = torch.Size([1])

@@ -154,12 +154,7 @@ class ForwardPolicy(Policy):
 class BackwardPolicy(Policy):
     """P_B(s | s'): a multilayer perceptron with a logit for each move that may have led to s'.
 
-    It reads "state" through ``env.encode``, and "condition" if the environment has conditions.
-
-    Args:
-        env: environment whose encoding the network reads; not a submodule.
-        hidden: widths of the hidden layers, each above 0.
-        trunk: trunk of another network, to share; ``hidden`` is then ignored.
+    Inputs and arguments are those of :class:`ForwardPolicy`.
     """
 
     is_backward = True

@@ -64,6 +64,7 @@ class TrainConfig(options.GeneralOptions):
     def __init_subclass__(cls, defaults: Mapping[str, Any] | None = None) -> None:
         hints = get_type_hints(cls.__mro__[1], include_extras=True)
         for name, value in (defaults or {}).items():  # @dataclass then makes fields of them
+            rules.check_name("defaults", name, hints)
             cls.__annotations__[name] = hints[name]
             setattr(cls, name, value)
         if "env" not in vars(cls):

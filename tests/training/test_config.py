@@ -1,6 +1,6 @@
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -164,3 +164,17 @@ def test_an_option_without_effect_is_named(name, given):
         HyperGridConfig(**given).validate()
     others = {key: value for key, value in given.items() if key != name.partition(".")[0]}
     HyperGridConfig(**others).validate()  # left alone, it does no harm
+
+
+def test_a_configuration_gives_inherited_options_other_defaults():
+    @dataclass(frozen=True, kw_only=True)
+    class Quick(HyperGridConfig, defaults={"steps": 7, "ndim": 3}):
+        """A small grid."""
+
+    config = Quick()
+    assert (config.steps, config.ndim, HyperGridConfig().steps) == (7, 3, 1000)
+    assert config.make_env().n_dims == 3
+    with pytest.raises(ArgumentError, match="steps must be at least 1, got 0"):
+        Quick(steps=0).validate()
+    with pytest.raises(ArgumentError, match=r"defaults must be one of .* did you mean steps\?"):
+        type("Misspelt", (HyperGridConfig,), {}, defaults={"step": 7})

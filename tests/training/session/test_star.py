@@ -23,7 +23,7 @@ def together(function, *arguments):
     def one(argument):
         try:
             return function(argument)
-        except GfnRbError as error:
+        except Exception as error:
             return error
 
     with ThreadPoolExecutor(len(arguments)) as pool:
@@ -120,13 +120,9 @@ def joined(plans, prepare=unprepared, faults=None):
 
     def one(rank):
         fault, made = (faults or {}).get(rank), unprepared if rank else prepare
-        try:
-            return join(Star(transports[rank], range(len(plans)), 10.0), plans[rank], fault, made)
-        except Exception as error:
-            return error
+        return join(Star(transports[rank], range(len(plans)), 10.0), plans[rank], fault, made)
 
-    with ThreadPoolExecutor(len(plans)) as pool:
-        return [*pool.map(one, range(len(plans)))]
+    return together(one, *range(len(plans)))
 
 
 def assert_refused(found, kind, why, code=2):
