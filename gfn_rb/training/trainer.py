@@ -103,8 +103,8 @@ class Trainer:
         if config.lr_end is None and self.hooks.gradients is None:
             self.schedule = objectives.FallingRates(self.optimizer)
         else:  # ranks that share gradients need the same rates, and each sees a loss of its own
-            end = 1.0 if config.lr_end is None else config.lr_end
-            self.schedule = LinearLR(self.optimizer, 1.0, end, config.n_anneal_steps)
+            end, n = (1.0, 1) if config.lr_end is None else (config.lr_end, config.n_anneal_steps)
+            self.schedule = LinearLR(self.optimizer, 1.0, end, n)
         self.average = objectives.WeightAverage(self.loss)
         self.clip = objectives.AdaptiveClip()
         self._clip = objectives.clip_at(config.clip_grad_norm) or self.clip
@@ -194,20 +194,16 @@ class Trainer:
         Args:
             n: number of trajectories.
         """
-        config, sampler, temperature = self.config, self.sampler, self._temperature()
+        config, sampler, temperature = self.config, self.sampler, self.config.temperature
         if self.teacher is not None and self.teacher.is_next():
             sampler, temperature = self.teacher.sampler, 1.0
+        elif temperature is None:  # every other batch explores
+            explores = self.steps_done % 2 == 0 and not isinstance(self.env, ContinuousEnv)
+            temperature = self.temperature if explores else 1.0
         epsilon = config.annealed(config.epsilon, config.epsilon_end, self.steps_done)
         return sampler.sample_trajectories(
             self.env, n, generator=self.generator, epsilon=epsilon, temperature=temperature
         )
-
-    def _temperature(self) -> float:
-        """Return the temperature of the next fresh batch; every other one explores."""
-        if self.config.temperature is not None:
-            return self.config.temperature
-        explores = self.steps_done % 2 == 0 and not isinstance(self.env, ContinuousEnv)
-        return self.temperature if explores else 1.0
 
     def _batches(self, trajectories: Trajectories) -> list[Trajectories]:
         """Return batches alike, as near to the configured size as they can be."""
