@@ -402,11 +402,6 @@ def clear_prefetched(rb: ReplayBuffer) -> None:
         rb._clear_prefetch_queue_locked()
 
 
-def check_prefetch(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
-    """Raise unless a buffer would take these prefetched batches (``_validate_prefetch_state``)."""
-    rb._validate_prefetch_state({"version": 1, "capacity": prefetch_capacity(rb), "queue": queue})
-
-
 def prefetch_capacity(rb: ReplayBuffer) -> int:
     """Return how many batches are drawn ahead (``ReplayBuffer._prefetch_cap``)."""
     return int(rb._prefetch_cap)

@@ -94,13 +94,9 @@ def load_checkpoint(
             allocated.
         CheckpointCorruptError: the file is truncated or damaged.
         CheckpointMismatchError: the file does not fit the buffer; the message names the option.
-        SecretError: the file was made with another secret, with none although one is given, or with
-            one although none is given; or it was changed.
+        SecretError: the file was made with another secret or none, or was changed.
     """
-    file = ValueFile(resolved(path), secret)
-    if BUFFERS not in file.nodes:
-        raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
-    file.verify()
+    file = buffer_file(resolved(path), secret)
     extra = _values_of(file, _CPU)
     restore_from(file, rb)
     return extra
@@ -140,8 +136,7 @@ def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> di
     Raises:
         CheckpointError: the file does not exist or cannot be read.
         CheckpointCorruptError: the file is truncated or damaged.
-        SecretError: the file was made with another secret, with none although one is given, or with
-            one although none is given; or it was changed.
+        SecretError: the file was made with another secret or none, or was changed.
     """
     file = ValueFile(resolved(path), secret)
     file.verify()
@@ -166,6 +161,15 @@ def schedule_state(scheduler: ParameterScheduler) -> dict[str, Any]:
     return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
 
 
+def buffer_file(path: Path, secret: Secret | None) -> ValueFile:
+    """Return a verified file that holds a buffer."""
+    file = ValueFile(path, secret)
+    if BUFFERS not in file.nodes:
+        raise CheckpointMismatchError(f"{path} holds no buffer: expected one of save_checkpoint")
+    file.verify()
+    return file
+
+
 def restore_from(file: ValueFile, rb: ReplayBuffer) -> None:
     """Restore a buffer from a verified file."""
     restore(rb, lambda device: file.value(BUFFERS, device), file.value(ROWS, None))
@@ -188,24 +192,22 @@ def _write(
 
 
 def resolved(path: Any) -> Path:
-    """Return a path with its links resolved."""
+    """Return a path with its links resolved; refuse others' links where everybody may write."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
         raise ArgumentError(f"path must be a path to a file, got {kind_of(path)}")
     try:
-        _check_link(given := Path(os.fsdecode(name)))
+        if (given := Path(os.fsdecode(name))).is_symlink():
+            folder, owner = os.stat(given.parent), given.lstat().st_uid
+            is_open = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH  # as /tmp is
+            if is_open and owner not in (os.geteuid(), folder.st_uid):
+                raise CheckpointError(
+                    f"path {path} is a link of user {owner} in a folder of everybody"
+                )
         return given.resolve()
+    except CheckpointError:
+        raise
     except (OSError, RuntimeError) as error:  # the latter of links, up to Python 3.12
         raise CheckpointError(f"path {path} leads nowhere: {one_line(error)}") from None
-
-
-def _check_link(path: Path) -> None:
-    """Raise for a link that others made in a folder that everybody may write to, such as /tmp."""
-    if not path.is_symlink():
-        return
-    folder, owner = os.stat(path.parent), path.lstat().st_uid
-    is_open = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
-    if is_open and owner not in (os.geteuid(), folder.st_uid):
-        raise CheckpointError(f"path {path} is a link of user {owner} in a folder of everybody")
 
 
 def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str, Any]:

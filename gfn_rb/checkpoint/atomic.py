@@ -34,14 +34,20 @@ def published(path: Path) -> Iterator[BinaryIO]:
     time leaves the old or the new file, and at most one temporary file, which the next call
     removes. The temporary file of a living process is locked, and is not removed.
     """
-    mode = _mode_to_keep(path)
+    mode = None
+    with suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+    if mode is not None and not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
+        raise CheckpointError(f"path must name a file, got the {kind} {path}")
     temporary, stream = _created(path)
     try:
         with stream:
             yield stream
             stream.flush()
             if mode is not None:
-                os.fchmod(stream.fileno(), mode)
+                os.fchmod(stream.fileno(), stat.S_IMODE(mode))
             os.fsync(stream.fileno())  # before the name: else a crash could leave it empty
             os.replace(temporary, path)  # while locked: nobody may take it for an abandoned one
         sync_folder(path.parent)  # without it, a crash could undo the renaming
@@ -61,22 +67,6 @@ def link(source: Path, target: Path) -> None:
         return
     os.replace(temporary, target)
     sync_folder(target.parent)
-
-
-def _mode_to_keep(path: Path) -> int | None:
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(mode):
-        raise CheckpointError(f"path must name a file, got the {file_kind(mode)} {path}")
-    return stat.S_IMODE(mode)
-
-
-def file_kind(mode: int) -> str:
-    """Return the kind of a file that is not a regular one, in a word, from its mode."""
-    kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-    return kinds.get(stat.S_IFMT(mode), "device")
 
 
 def _temporary_name(path: Path) -> Path:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
 import struct
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from xxhash import xxh3_64_digest
 
-from gfn_rb.checkpoint.atomic import file_kind, sync_folder, try_lock, unlock
+from gfn_rb.checkpoint.atomic import sync_folder, try_lock, unlock
 from gfn_rb.codec.layout import MAGIC
 from gfn_rb.codec.primitives import SUM_NBYTES, Secret, from_text, one_line, opened, to_text
 from gfn_rb.errors import (
@@ -46,7 +45,7 @@ FORMAT = 6
 COUNTS = "counts"
 
 # In the header of the database, for files without a secret and with one.
-_WITHOUT, _WITH = (int.from_bytes(word, "big") for word in (b"gfnr", b"GFNR"))
+_APPLICATIONS = tuple(int.from_bytes(word, "big") for word in (b"gfnr", b"GFNR"))
 _SQLITE = b"SQLite format 3\0"
 _NEW = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
 _MARK = struct.Struct("<Q16s8s")
@@ -78,25 +77,14 @@ def is_database(path: Path) -> bool:
 
 
 class Database:
-    """The files of a journal, open and locked.
-
-    Args:
-        path: the journal, which errors name.
-        secret: secret of its checksums.
-        copy: copy of the journal to open instead.
-
-    Attributes:
-        name: of the journal, at random; empty while there are no transactions.
-        number: of the last transaction.
-        n_slots: number of slots, of which some may have no row.
-        is_synced: whether the last transaction is on disk.
-    """
+    """The files of a journal, open and locked; those of a copy, if one is given."""
 
     def __init__(self, path: Path, secret: Secret | None = None, copy: Path | None = None) -> None:
         self.path, self.secret, self._file = path, secret, copy or path
-        self.name, self.number, self.is_synced = "", 0, True
-        self._application = _WITHOUT if secret is None else _WITH
-        self.n_slots = 0
+        self._application = _APPLICATIONS[secret is not None]
+        self.name, self.number = "", 0  # of the journal, at random, and of the last transaction
+        self.is_synced = True  # whether the last transaction is on disk
+        self.n_slots = 0  # of which some may have no row
         self._sums: np.ndarray = np.zeros(0, np.uint64)  # of the rows, by slot; 0 where none is
         self._total, self._is_known = 0, True  # their exclusive-or
         try:
@@ -126,15 +114,10 @@ class Database:
     def _check_kind(self) -> None:
         """Raise unless the file is a database or empty."""
         try:
-            status = os.stat(self._file)
+            with opened(self._file) as stream:  # before SQLite locks it: closing would unlock it
+                head = stream.read(len(_SQLITE))
         except FileNotFoundError:
             return
-        if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(
-                f"journal must name a file, got the {file_kind(status.st_mode)} {self.path}"
-            )
-        with self._file.open("rb") as stream:  # before SQLite locks it: closing would unlock it
-            head = stream.read(len(_SQLITE))
         if head.startswith(MAGIC):
             raise CheckpointMismatchError(
                 f"the journal {self.path} is of format 4 or older, expected {FORMAT}: gfn_rb 0.3.0 "
@@ -154,10 +137,10 @@ class Database:
                 (kind,) = connection.execute("PRAGMA application_id").fetchone()
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            if tables and kind not in (_WITHOUT, _WITH):
+            if tables and kind not in _APPLICATIONS:
                 self.refuse("it is the database of another application")
             if tables and kind != self._application:
-                word = "with" if kind == _WITH else "without"
+                word = "without" if self.secret else "with"
                 raise SecretError(f"the journal {self.path} was made {word} a secret")
             if tables and version != FORMAT:
                 raise CheckpointMismatchError(
@@ -218,14 +201,25 @@ class Database:
                 f"there; {_RENEWED}"
             )
 
-    def rows(self) -> tuple[list[int], list[bytes]]:
-        """Return all slots in order and their contents, which are checked together."""
+    def rows(self, total: int) -> tuple[list[int], list[bytes]]:
+        """Return all slots in order and their contents, or raise unless one transaction left them.
+
+        Raises:
+            CheckpointCorruptError: the exclusive-or of their checksums is not ``total``.
+        """
         with self._reading():
             held = self._connection.execute("SELECT slot, row FROM row ORDER BY slot").fetchall()
             slots, blobs = [slot for slot, _ in held], [blob for _, blob in held]
             contents = [blob[SUM_NBYTES:] for blob in blobs]
-            if b"".join(self.sums(slots, contents)) != b"".join(b[:SUM_NBYTES] for b in blobs):
+            sums = b"".join(self.sums(slots, contents))
+            if sums != b"".join(blob[:SUM_NBYTES] for blob in blobs):
                 self._refuse_sum("a row")
+            self.n_slots = max(slots, default=-1) + 1
+            self._sums = np.zeros(self.n_slots, np.uint64)
+            self._sums[np.array(slots, np.int64)] = np.frombuffer(sums, np.uint64)
+            self._total, self._is_known = int(np.bitwise_xor.reduce(self._sums)), True
+            if self._total != total:
+                self.refuse("its rows are not of one transaction, or some are missing")
             return slots, contents
 
     def checked(self) -> tuple[Values, list[int], list[bytes]] | None:
@@ -233,9 +227,7 @@ class Database:
         if (values := self.values()) is None:
             return None
         self.check_mark()
-        slots, contents = self.rows()
-        self.check_total(slots, contents, from_text(values[COUNTS])["total"])
-        return values, slots, contents
+        return values, *self.rows(from_text(values[COUNTS])["total"])
 
     def sound_row(self, slot: int) -> bytes | None:
         """Return the content of a row, None if it is missing or damaged."""
@@ -283,7 +275,7 @@ class Database:
         """
         self.name, self.number = name, 0
         with self.named_errors():
-            self._write_mark()
+            os.pwrite(self._mark.fileno(), self._sealed_mark(self.number), 0)
             os.fsync(self._mark.fileno())
             with self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -302,19 +294,16 @@ class Database:
         values: Mapping[str, bytes],
         sync: bool,
     ) -> None:
-        """Write rows, counters and further values in one transaction.
+        """Write rows, counters and further values in one transaction; delete rows from a slot on.
 
-        Args:
-            slots: different slots below ``n_slots``.
-            contents: content of each of them.
-            n_slots: number of slots; rows beyond are deleted.
-            counts: counters, as JSON takes them.
-            values: further values by name.
-            sync: whether to return when this transaction and all before are on disk.
+        With ``sync``, return when this transaction and all before are on disk.
         """
-        self._require_place()
+        with self.named_errors():
+            status = os.stat(self.path)
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise CheckpointError(f"the journal {self.path} was replaced by another file")
         if not self._is_known:
-            self._read_again()
+            self.checked()
         sums, at = self.sums(slots, contents), np.array(slots, np.int64)
         fresh = np.frombuffer(b"".join(sums), np.uint64)
         known, xor = self._sums[: self.n_slots], np.bitwise_xor.reduce
@@ -322,13 +311,8 @@ class Database:
         total = self._total ^ int(xor(known[n_slots:]) ^ xor(replaced) ^ xor(fresh))
         number = self.number + 1
         text = to_text({**counts, "journal": self.name, "number": number, "total": total})
-        rows = [
-            (i, checksum + content)
-            for i, checksum, content in zip(slots, sums, contents, strict=True)
-        ]
-        state = [
-            (name, self._sealed(name, each)) for name, each in (*values.items(), (COUNTS, text))
-        ]
+        rows = [(i, seal + each) for i, seal, each in zip(slots, sums, contents, strict=True)]
+        state = [(name, self._sealed(name, v)) for name, v in (*values.items(), (COUNTS, text))]
         # What is known here and what is in the file are of one transaction, or are read again.
         self._is_known = False
         with self.named_errors():
@@ -340,7 +324,7 @@ class Database:
             self.n_slots, self._total, self.number = n_slots, total, number
             self._is_known, self.is_synced = True, sync
             if sync:  # after the commit: a mark of what is not on disk would refuse the journal
-                self._write_mark()
+                os.pwrite(self._mark.fileno(), self._sealed_mark(self.number), 0)
 
     def _commit(self, rows: list[Any], state: list[Any], n_slots: int, sync: bool) -> None:
         connection = self._connection
@@ -355,33 +339,6 @@ class Database:
                 connection.execute("DELETE FROM row WHERE slot >= ?", (n_slots,))
             connection.executemany("REPLACE INTO row VALUES (?, ?)", rows)
             connection.executemany("REPLACE INTO state VALUES (?, ?)", state)
-
-    def _read_again(self) -> None:
-        if (values := self.values()) is not None:
-            self.check_total(*self.rows(), from_text(values[COUNTS])["total"])
-
-    def check_total(self, slots: Sequence[int], contents: Sequence[bytes], total: int) -> None:
-        """Raise unless the rows are those of one transaction, and continue after them."""
-        sums = np.frombuffer(b"".join(self.sums(slots, contents)), np.uint64)
-        self.n_slots = max(slots, default=-1) + 1
-        self._sums = np.zeros(self.n_slots, np.uint64)
-        self._sums[np.array(slots, np.int64)] = sums
-        self._total, self._is_known = int(np.bitwise_xor.reduce(sums)), True
-        if self._total != total:
-            self.refuse("its rows are not of one transaction, or some are missing")
-
-    def _require_place(self) -> None:
-        try:
-            status = os.stat(self.path)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write the journal {self.path}: {error.strerror}"
-            ) from error
-        if (status.st_dev, status.st_ino) != self._identity:
-            raise CheckpointError(f"the journal {self.path} was replaced by another file")
-
-    def _write_mark(self) -> None:
-        os.pwrite(self._mark.fileno(), self._sealed_mark(self.number), 0)
 
     def _sealed_mark(self, number: int) -> bytes:
         name = self.name.encode()

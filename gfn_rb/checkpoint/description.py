@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def description_of(rb: ReplayBuffer) -> dict[str, Any]:
         if type(rb) is TensorDictReplayBuffer:
             parts["priority_key"] = rb.priority_key
         if not isinstance(rb, KeepsArguments) and type(rb) not in _FOREIGN:
-            _refuse(rb)
+            raise ArgumentError(f"no file can hold {kind_of(rb)}")
         given = _arguments_of(rb, parts) if isinstance(rb, KeepsArguments) else {}
         named = {name: _named(rb, name, value) for name, value in parts.items()}
         return {"class": _path_of(type(rb)), "arguments": {**given, **named}}
@@ -69,36 +69,31 @@ def description_of(rb: ReplayBuffer) -> dict[str, Any]:
 
 
 def buffer_of(states: Sequence[Any], env: Environment | None, trust: bool) -> ReplayBuffer:
-    """Return an empty buffer like the one that was saved.
+    """Return an empty buffer like the one whose states were saved, or raise CheckpointError.
 
-    Args:
-        states: description of each buffer and number of its members, which come before it.
-        env: environment of the rows; None makes the one that is described.
-        trust: whether to import and run code outside gfn_rb that a description names.
-
-    Raises:
-        CheckpointError: the buffer cannot be made, or only by such code.
+    Without an environment the described one is made; code outside gfn_rb runs only if trusted.
     """
     made: list[ReplayBuffer] = []
-    for description, n_members in states:
-        split = len(made) - n_members
-        members = made[split:]
-        del made[split:]
-        if not isinstance(description, dict) or "class" not in description:
-            why = description["unknown"] if description else "it is of gfn_rb 0.3 or older"
-            raise CheckpointMismatchError(
-                f"the options of the buffer are not recorded: {why}; make the buffer and call "
-                "load_checkpoint"
-            )
-        try:
+    try:
+        for state in states:
+            split = len(made) - state["members"]  # which come before it
+            members = made[split:]
+            del made[split:]
+            description = state.get("description")
+            if not isinstance(description, dict) or "class" not in description:
+                why = description["unknown"] if description else "it is of gfn_rb 0.3 or older"
+                raise CheckpointMismatchError(
+                    f"the options of the buffer are not recorded: {why}; make the buffer and call "
+                    "load_checkpoint"
+                )
             made.append(_Maker(env, trust).buffer(description, members))
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointMismatchError(
-                f"the recorded options make no buffer: {one_line(error)}"
-            ) from error
-    return made[-1]
+        return made[-1]
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointMismatchError(
+            f"the recorded options make no buffer: {one_line(error)}"
+        ) from error
 
 
 # From objects to values.
@@ -115,7 +110,10 @@ def _described(value: Any) -> Any:
     if isinstance(value, PathLike):
         return str(fspath(value))
     if isinstance(value, Environment):
-        return _environment(value)
+        made: dict[str, Any] = {"environment": _path_of(type(value)), "arguments": None}
+        with suppress(ArgumentError):
+            made["arguments"] = _arguments_of(value) if isinstance(value, KeepsArguments) else None
+        return made
     if isinstance(value, TensorStorage) and not isinstance(value, EncodedStorage):
         # On disk or in memory, rows are the same.
         return {"class": _path_of(RowTensorStorage), "arguments": {"max_size": value.max_size}}
@@ -128,10 +126,6 @@ def _described(value: Any) -> Any:
         path = _path_of(value)
         if "<" not in path and not path.startswith("__main__"):
             return {"callable": path}
-    return _refuse(value)
-
-
-def _refuse(value: Any) -> NoReturn:
     raise ArgumentError(f"no file can hold {kind_of(value)}")
 
 
@@ -153,14 +147,6 @@ def _arguments_of(part: Any, but: Collection[str] = ()) -> dict[str, Any]:
             given |= given.pop(name, {})
     kept = given.keys() - _ELSEWHERE - {*but}
     return {name: _named(part, name, value) for name, value in given.items() if name in kept}
-
-
-def _environment(env: Any) -> dict[str, Any]:
-    """Return the class of an environment, and its arguments if a file can hold them."""
-    made: dict[str, Any] = {"environment": _path_of(type(env)), "arguments": None}
-    with suppress(ArgumentError):
-        made["arguments"] = _arguments_of(env) if isinstance(env, KeepsArguments) else None
-    return made
 
 
 def _path_of(kind: Any) -> str:
@@ -199,27 +185,21 @@ class _Maker:
             return node
         if "pairs" in node:
             return {self.value(key): self.value(value) for key, value in node["pairs"]}
-        if "environment" in node:
-            return self._environment(node)
         if "callable" in node:
             return self._resolved(node["callable"], self._trust)
-        return self._class(node["class"])(**self._arguments(node["arguments"]))
-
-    def _arguments(self, nodes: Any) -> dict[str, Any]:
-        return {name: self.value(node) for name, node in nodes.items()}
-
-    def _environment(self, node: Any) -> Any:
-        if self._env is not None:
+        path, arguments = node.get("environment"), node["arguments"]
+        if path is not None and self._env is not None:
             return self._env
-        path, arguments = node["environment"], node["arguments"]
-        if arguments is not None and (self._trust or _is_own(path)):
-            return self._class(path)(**self._arguments(arguments))
-        raise CheckpointError(
-            f"rows are stored as {path} needs them: pass env=, or trust=True to import and run it"
-        )
+        if path is not None and (arguments is None or not (self._trust or _is_known(path))):
+            raise CheckpointError(
+                f"rows are stored as {path} needs them: pass env=, or trust=True to import and run "
+                "it"
+            )
+        kind = self._class(path or node["class"])
+        return kind(**{name: self.value(value) for name, value in arguments.items()})
 
     def _class(self, path: Any) -> Any:
-        kind = self._resolved(path, self._trust or _is_own(path) or path in _KNOWN)
+        kind = self._resolved(path, self._trust or _is_known(path))
         if not (isinstance(kind, type) and (self._trust or issubclass(kind, _KINDS))):
             raise CheckpointMismatchError(f"{path} is no part of a buffer")
         return kind
@@ -236,5 +216,5 @@ class _Maker:
 _KNOWN = {_path_of(kind) for kind in _FOREIGN}
 
 
-def _is_own(path: Any) -> bool:
-    return isinstance(path, str) and path.startswith("gfn_rb.")
+def _is_known(path: Any) -> bool:
+    return isinstance(path, str) and (path.startswith("gfn_rb.") or path in _KNOWN)

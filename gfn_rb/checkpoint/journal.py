@@ -106,19 +106,19 @@ class Journal:
         if journal_of(rb.storage) is not None:
             raise ArgumentError(f"rb must have no other journal, got one with {rb.journal.path}")
         self._pending: list[Tensor] = []  # slots that changed since the last transaction
-        self._n_recorded = self._n_before = 0  # calls of record, and before the present block
+        self._has_recorded = False  # in the present block
         self._refused: Any = None  # what the disk refused to take
         self._is_paused = self._is_closed = False
         self._written_at = time.monotonic()
+        self._revision = compat.mutation_revision(rb.storage)  # after the last recorded change
         self._database = Database(self.path, secret)
         try:
-            if not self._restore():
+            if restored(self._database, lambda _: (rb, self._parts)) is None:
                 self._begin()
         except BaseException:
             self._give_up()
             raise
-        self._known = self._counters()
-        self._revision = compat.mutation_revision(rb.storage)  # after the last recorded change
+        self._known, self._revision = self._counters(), compat.mutation_revision(rb.storage)
         keep_journal(rb, self)
         rb.journal, rb.empty = self, self._empty
         atexit.register(_close, weakref.ref(self))
@@ -127,7 +127,7 @@ class Journal:
         self._database.begin(secrets.token_hex(8))
         with snapshot_of(self._rb) as (states, _):
             self.record(used_slots(self._rb))
-            self._write({_BASE: self._encoded(states)}, sync=True)
+            self.save_states(states)
         self._database.sync_mark()
 
     @property
@@ -177,12 +177,9 @@ class Journal:
         self._database.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_revision"):
-            self._close_at_end()
-
-    def _close_at_end(self) -> None:
         try:
-            self.close()
+            if hasattr(self, "_known"):
+                self.close()
         except GfnRbError as error:
             _log.warning("changes are lost: %s", error)
 
@@ -202,7 +199,7 @@ class Journal:
             yield
         finally:
             try:
-                self._restore()
+                restored(self._database, lambda _: (self._rb, self._parts))
             except BaseException:  # the file is valid, and must not continue with this buffer
                 self._give_up()
                 raise
@@ -217,13 +214,13 @@ class Journal:
         """Begin a block that may change the buffer."""
         if not (self._is_closed or self._is_paused):
             self._record_writes_in_place()
-            self._n_before = self._n_recorded
+            self._has_recorded = False
 
     def __exit__(self, *_: object) -> None:
         """Write the changes, if they are due. What an earlier block left is among them."""
         if self._is_paused:
             return
-        if self._n_recorded == self._n_before and not self._is_closed:
+        if not (self._has_recorded or self._is_closed):
             self._record_writes_in_place()
         self._revision = compat.mutation_revision(self._rb.storage)
         if self._is_due():
@@ -233,7 +230,7 @@ class Journal:
         """Record that rows, or the values of writer and sampler for them, are about to change."""
         if not self._is_paused:
             self._require_open()  # before anything changes
-            self._n_recorded += 1
+            self._has_recorded = True
             self._pending.append(slot.reshape(-1).to("cpu", torch.int64, copy=True))
 
     def record_all(self) -> None:
@@ -255,7 +252,9 @@ class Journal:
         """Save the states of a checkpoint that is being written, for what is not recorded."""
         if self._process == os.getpid() and not (self._is_paused or self._is_closed):
             self._record_writes_in_place()
-            self._write({_BASE: self._encoded(states)}, sync=True)
+            stream = BytesIO()
+            write_file(stream, {_BASE: states}, self._database.secret)
+            self._write({_BASE: stream.getvalue()}, sync=True)
 
     # Writing and reading.
 
@@ -292,15 +291,6 @@ class Journal:
         self._known, self._refused = counts["counters"], None
         self._written_at = time.monotonic()
 
-    def _encoded(self, states: list[State]) -> bytes:
-        stream = BytesIO()
-        write_file(stream, {_BASE: states}, self._database.secret)
-        return stream.getvalue()
-
-    def _restore(self) -> bool:
-        """Restore the buffer, and return whether there was anything to restore."""
-        return restored(self._database, lambda _: (self._rb, self._parts)) is not None
-
     def _counters(self) -> list[list[Any]]:
         return [part.counters() for part in self._parts]
 
@@ -321,11 +311,9 @@ class Journal:
 def restored(
     database: Database, target: Callable[[list[State]], tuple[ReplayBuffer, list[SlotState]]]
 ) -> ReplayBuffer | None:
-    """Restore the buffer that suits the states of a journal; None if it has no transaction.
+    """Restore the buffer and parts that ``target`` returns for the states of a journal.
 
-    Args:
-        database: files of the journal.
-        target: returns a buffer, and its parts that keep values for each slot.
+    Return the buffer, or None if there is no transaction.
     """
     if (checked := database.checked()) is None:
         return None
@@ -349,4 +337,4 @@ _NO_SLOT = torch.empty(0, dtype=torch.int64)
 
 def _close(journal: weakref.ref[Journal]) -> None:
     if alive := journal():
-        alive._close_at_end()
+        alive.__del__()

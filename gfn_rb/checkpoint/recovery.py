@@ -15,13 +15,12 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import require_flag, require_kind
 from gfn_rb.buffers.options import Environment
-from gfn_rb.checkpoint.api import BUFFERS, resolved, restore_from
+from gfn_rb.checkpoint.api import BUFFERS, buffer_file, resolved, restore_from
 from gfn_rb.checkpoint.atomic import sync_folder, try_lock
 from gfn_rb.checkpoint.database import COUNTS, Database, is_database
 from gfn_rb.checkpoint.description import buffer_of
 from gfn_rb.checkpoint.journal import restored
 from gfn_rb.checkpoint.slots import slot_states
-from gfn_rb.codec.files import ValueFile
 from gfn_rb.codec.primitives import Secret, from_text
 from gfn_rb.errors import (
     ArgumentError,
@@ -116,8 +115,7 @@ def _rewrite(database: Database, fresh: Path) -> dict[str, Any]:
     except CheckpointCorruptError as error:
         damage = str(error)
     try:
-        slots, contents = database.rows()
-        database.check_total(slots, contents, counts["total"])
+        slots, contents = database.rows(counts["total"])
     except (CheckpointCorruptError, SecretError) as error:
         damage = damage or str(error)
         rows = [database.sound_row(i) for i in range(counts["length"])]
@@ -175,25 +173,18 @@ def open_buffer(
     if env is not None:
         require_kind("env", env, Environment)
     found = _file_in(resolved(path))
-
-    def made(states: Any) -> ReplayBuffer:
-        described = [(state.get("description"), state["members"]) for state in states]
-        return buffer_of(described, env, trust)
-
     if is_database(found):
         with _copied(found, secret) as database:
-            rb = restored(database, lambda states: (rb := made(states), slot_states(rb)))
+            rb = restored(
+                database, lambda states: (rb := buffer_of(states, env, trust), slot_states(rb))
+            )
         if rb is None:
             raise CheckpointMismatchError(f"{found} holds no buffer: it has no transaction")
         return rb
-    file = ValueFile(found, secret)
-    if BUFFERS not in file.nodes:
-        raise CheckpointMismatchError(f"{file.path} holds no buffer")
-    file.verify()
+    file = buffer_file(found, secret)
     states = file.value(BUFFERS)
     try:
-        with file.named_errors():
-            rb = made(states)
+        rb = buffer_of(states, env, trust)
     except CheckpointError as error:
         raise type(error)(f"{file.path}: {error}") from error
     restore_from(file, rb)

@@ -21,7 +21,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.checkpoint.buffers import State, expect, is_count, restore
+from gfn_rb.checkpoint.buffers import State, expect, restore
 from gfn_rb.codec.primitives import DTYPES, dtype_name
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.flat import plain_bytes
@@ -104,28 +104,24 @@ def restore_slots(
 ) -> None:
     """Restore a buffer from the states of a checkpoint, and all that a journal has.
 
-    Everything is compared with the buffer before the buffer changes.
-
-    Raises:
-        CheckpointMismatchError: they are of another buffer.
-        Exception: they make no sense, by an error of any class.
+    All is compared with the buffer before rows change. What makes no sense raises any error.
     """
     storage, n, layout, own = rb.storage, counts["length"], counts["columns"], counts["beside"]
     expect("values kept beside rows", own, [_entry(each) for each in _beside(rb, parts)])
     is_flat, came = isinstance(storage, EncodedStorage), any(length for *_, length in layout)
     if layout:
         expect("form of rows", *("flat" if each else "columns" for each in (came, is_flat)))
-    _check_counts(rb, parts, counts)
-    if list(slots[:n]) != list(range(n)):
-        raise ValueError(f"{n} rows are in other slots than 0 to {n - 1}")
-    if n and not layout:
-        raise ValueError(f"{n} rows have no columns")
-    width = sum(_nbytes(*each) for each in own)
+    if n and (slots[0], slots[n - 1], bool(layout)) != (0, n - 1, True):  # slots are in order
+        raise ValueError(f"{n} rows are in other slots than 0 to {n - 1}, or have no columns")
+    counters = [*zip(parts, counts["counters"], strict=True)]
+    buffers = {
+        name: torch.tensor(counts["transform"][name], dtype=each.dtype)
+        for name, each in rb.transform.named_buffers()
+    }
     rows: Any = _rows(contents[:n], own, layout) if n else None
     if n and not is_flat:
-        columns, rows = rows, TensorDict({}, [n])
-        for name, column in columns.items():
-            rows.set(name, column)
+        rows = TensorDict(rows, [n])
+    width = sum(_nbytes(*each) for each in own)
     beside = _columns([content[:width] for content in contents], own)
     placed = {"length": n, "cursor": counts["cursor"]}
     state = {**states[0], "storage": {**states[0]["storage"], **placed}}
@@ -133,30 +129,13 @@ def restore_slots(
     # Slots that the journal lacks were never written to, whatever the states know of them.
     for part in (rb.writer, *parts[1:]):
         compat.empty_part(part)
-    if rb.writer.tracks_generations:
-        compat.track_slot_generations(storage).fill_(-1)
     slot = torch.tensor(slots, dtype=torch.int64)
     for target, value in zip(_beside(rb, parts), beside, strict=True):
         target.index_copy_(0, slot.to(target.device), value.to(target.device))
-    buffers = dict(rb.transform.named_buffers())
-    for name, numbers in counts["transform"].items():
-        buffers[name].copy_(torch.tensor(numbers, dtype=buffers[name].dtype))
-    for part, counters in zip(parts, counts["counters"], strict=True):
-        part.roll_back(counters)
-
-
-def _check_counts(rb: ReplayBuffer, parts: list[SlotState], counts: Mapping[str, Any]) -> None:
-    capacity, cursor = rb.storage.max_size, counts["cursor"]
-    expected, came = [part.counters() for part in parts], counts["counters"]
-    fits = {
-        "length": is_count(counts["length"]) and counts["length"] <= capacity,
-        "cursor": cursor is None or (is_count(cursor) and cursor < capacity),
-        "counters": [*map(len, came)] == [*map(len, expected)],
-        "transform": counts["transform"].keys() == dict(rb.transform.named_buffers()).keys(),
-    }
-    for name, is_sound in fits.items():
-        if not is_sound:
-            raise ValueError(f"{name} is {counts[name]!r:.80}")
+    for name, each in rb.transform.named_buffers():
+        each.copy_(buffers[name])
+    for part, counts_of_part in counters:
+        part.roll_back(counts_of_part)
 
 
 def _beside(rb: ReplayBuffer, parts: list[SlotState]) -> list[Tensor]:

@@ -31,19 +31,7 @@ OBJECT, SUFFIXES = "object", (".csv", ".parquet")
 
 
 def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[str, list[Any]]:
-    """Return the best objects of a buffer or a merged one by column, best first.
-
-    Args:
-        rb: the buffer.
-        env: environment with a method ``describe``, or callable from objects [n, *S] to a text for
-            each. Default: print the numbers.
-        k: number of objects, at least 1. Default: all.
-
-    Returns:
-        ``object`` (texts), ``condition`` (numbers) where rows have one, ``log_reward`` in nats, and
-        ``age`` in policy versions where rows have one; each object once under each condition, with
-        its highest log-reward.
-    """
+    """Return the columns that :func:`export_table` writes."""
     with locked(rb) as members:
         columns = read_columns(rb, members)
         n_rows = sum(len(each.storage) for each in members)
@@ -63,10 +51,15 @@ def export_table(
 ) -> int:
     """Write the best objects of a buffer to a .csv or .parquet file; return their number.
 
+    The columns are ``object`` (texts), ``condition`` (numbers) where rows have one, ``log_reward``
+    in nats, and ``age`` in policy versions where rows have one. Each object is listed once under
+    each condition, with its highest log-reward, best first.
+
     Args:
-        rb: the buffer.
+        rb: the buffer, or a merged one.
         path: file to create or replace.
-        env: as :func:`table_of` takes it.
+        env: environment with a method ``describe``, or callable from objects [n, *S] to a text for
+            each. Default: print the numbers.
         k: number of objects, at least 1. Default: all.
 
     Raises:
@@ -80,12 +73,12 @@ def export_table(
 def write_table(path: str | PathLike[str], table: Mapping[str, list[Any]]) -> None:
     """Write a table as :func:`export_table` does."""
     path = _checked(path)
-    if path.suffix == ".parquet":
-        pyarrow, parquet = _pyarrow("export to")
-        with published(path) as stream:
-            parquet.write_table(pyarrow.table(dict(table)), stream)
-        return
+    modules = _pyarrow("export to") if path.suffix == ".parquet" else None
     with published(path) as stream:
+        if modules is not None:
+            pyarrow, parquet = modules
+            parquet.write_table(pyarrow.table(dict(table)), stream)
+            return
         text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
         csv.writer(text).writerows([list(table), *zip(*table.values(), strict=True)])
         text.detach()  # or it would close the file before that is published
@@ -139,14 +132,9 @@ def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
             f"{shown([*table])} and {len(columns[0]) if columns else 0} rows"
         )
     values = [_log_reward(path, known[0], i, value) for i, value in enumerate(table[known[0]], 1)]
-    state = _parsed(path, env, list(map(str, table[OBJECT])))
-    log_reward = torch.tensor(values, dtype=torch.float32, device=state.device)
-    return TensorDict({STATE: state, LOG_REWARD: log_reward}, [len(values)])
-
-
-def _parsed(path: Path, env: Any, words: list[str]) -> Any:
+    words = list(map(str, table[OBJECT]))
     try:
-        return env.parse(words)
+        state = env.parse(words)
     except Exception as whole:  # of texts that are no objects
         for i, text in enumerate(words, 1):
             try:
@@ -154,6 +142,8 @@ def _parsed(path: Path, env: Any, words: list[str]) -> Any:
             except Exception as error:
                 raise ArgumentError(f"{path}: object of row {i}: {error}") from error
         raise ArgumentError(f"{path}: {whole}") from whole
+    log_reward = torch.tensor(values, dtype=torch.float32, device=state.device)
+    return TensorDict({STATE: state, LOG_REWARD: log_reward}, [len(values)])
 
 
 def _log_reward(path: Path, name: str, row: int, value: Any) -> float:

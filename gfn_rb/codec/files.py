@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.codec.layout import FILE, Content, Prefix, sealed_head
-from gfn_rb.codec.primitives import BlockSums, Secret, one_line, opened
+from gfn_rb.codec.primitives import Secret, one_line, opened, sums_of
 from gfn_rb.codec.values import Decoder, Encoder
 from gfn_rb.errors import (
     CheckpointCorruptError,
@@ -42,23 +42,19 @@ def write_file(
     secret: Secret | None = None,
     called: Mapping[str, str] | None = None,
 ) -> None:
-    """Write values by name to an empty file.
+    """Write values by name to an empty file; errors call a value by its name or as ``called`` says.
 
     Tensors are copied a megabyte at a time, so that the checksums are valid even if they change
     meanwhile. Tensors with gaps or on other devices are first copied one by one.
 
-    Args:
-        stream: the file.
-        values: what an ``Encoder`` accepts.
-        secret: secret to make the checksums with.
-        called: what errors call a value, if not by its name.
-
     Raises:
         CheckpointError: a value cannot be saved.
     """
-    encoder, words = Encoder(), {**{name: name for name in values}, **(called or {})}
+    encoder, words = Encoder(), called or {}
     try:
-        nodes = {name: encoder.encode(value, words[name]) for name, value in values.items()}
+        nodes = {
+            name: encoder.encode(value, words.get(name, name)) for name, value in values.items()
+        }
     except ValueError as error:
         raise CheckpointError(f"cannot save {error}") from None
     tensors = encoder.tensors
@@ -71,35 +67,33 @@ def write_file(
             if error.errno in NO_ROOM:
                 raise
     stream.write(head)
-    sums, copied = BlockSums(running), memoryview(bytearray(_STEP))
-    for i, _, _ in layout.large:
-        content = plain_bytes(tensors[i])
-        for at in range(0, len(content), _STEP):
-            step = copied[: min(_STEP, len(content) - at)]
-            step[:] = content[at : at + _STEP]
-            sums.update(step)
-            stream.write(step)
-    stream.write(sums.digest())
+    copied = memoryview(bytearray(_STEP))
+
+    def written() -> Iterator[memoryview]:
+        for i, _, _ in layout.large:
+            content = plain_bytes(tensors[i])
+            for at in range(0, len(content), _STEP):
+                step = copied[: min(_STEP, len(content) - at)]
+                step[:] = content[at : at + _STEP]
+                stream.write(step)
+                yield step
+
+    stream.write(sums_of(written(), running))
 
 
-class ValueFile:
-    """A file opened for reading, its head checked: the layout of its tensors, its nodes by name.
-
-    With data, these are the content instead, of which errors name the file.
-    """
+class ValueFile(Content):
+    """A file opened for reading, its head checked. With data, it is the content of the file."""
 
     def __init__(self, path: Path, secret: Secret | None = None, data: bytes | None = None) -> None:
         self.path = path
         held = mapped(path) if data is None else np.frombuffer(bytearray(data), np.uint8)
         with self.named_errors():
-            self.prefix, running = Prefix.checked(held.data, "it", FILE, secret)
-            self.content = Content(held, self.prefix, running, "it")
-        self.nodes, self.layout = self.content.nodes, self.content.layout
+            super().__init__(held, *Prefix.checked(held.data, "it", FILE, secret), "it")
 
-    def verify(self) -> None:
+    def verify(self, map_blocks: Any = None) -> None:
         """Raise CheckpointCorruptError or SecretError unless all checksums are right."""
         with self.named_errors(), ThreadPoolExecutor(_THREADS) as pool:
-            self.content.verify("it", pool.map)
+            super().verify(map_blocks or pool.map)
 
     def value(self, name: str, device: torch.device | None = _CPU) -> Any:
         """Return a value whose tensors are copies, on a device if they were not on the CPU.
@@ -109,7 +103,7 @@ class ValueFile:
 
         def tensor(i: int) -> Tensor:
             is_moved = device is not None and self.layout.fields[i].device != "cpu"
-            return self.content.tensor(i, device if is_moved else device and _CPU)
+            return self.tensor(i, device if is_moved else device and _CPU)
 
         with self.named_errors():
             return Decoder(tensor, device or _CPU).decode(self.nodes[name])

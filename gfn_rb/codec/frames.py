@@ -106,7 +106,7 @@ def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) ->
     try:
         content = Content(data, prefix, running, name)
         if content.layout.large:
-            content.verify(name)
+            content.verify()
         nodes = content.nodes
         meta = nodes.pop("meta", {})
         if not isinstance(meta, dict) or not nodes.keys() <= {"rows", "scores"}:

@@ -236,11 +236,11 @@ class Content:
     def __init__(
         self, data: Shaped[np.ndarray, "n"], prefix: Prefix, running: RunningHash, name: str
     ) -> None:
-        self._data, self._prefix, self._running = data, prefix, running
+        self._data, self._running, self._name = data, running, name
         view, texts_end = data.data, prefix.texts_end
         meta_at = PREFIX_NBYTES + prefix.structure_nbytes
         self.layout = layout = _layout_of(bytes(view[PREFIX_NBYTES:meta_at]))
-        head_nbytes = layout.head_nbytes(texts_end)
+        self._head_nbytes = head_nbytes = layout.head_nbytes(texts_end)
         nbytes = head_nbytes + layout.tail_nbytes
         if (prefix.head_nbytes, prefix.nbytes) != (head_nbytes, nbytes):
             raise WireCorruptError(
@@ -253,9 +253,9 @@ class Content:
         for i, start, _ in layout.large:
             self._starts[i] = head_nbytes + start
 
-    def verify(self, name: str, map_blocks: Callable[..., Any] = map) -> None:
+    def verify(self, map_blocks: Callable[..., Any] = map) -> None:
         """Raise unless the body is as its checksums say; ``map_blocks`` may be an executor's."""
-        data, start = self._data.data, self._prefix.head_nbytes
+        data, start, name = self._data.data, self._head_nbytes, self._name
         end = start + self.layout.body_nbytes
         if self._running is not None:
             require_equal(sums_of([data[start:end]], self._running), data[end:], name)
@@ -272,8 +272,8 @@ class Content:
 
     def tensor(self, i: int, device: torch.device | None = None) -> Tensor:
         """Return a tensor as a view of the bytes, or as a copy on a device."""
-        (_, dtype, shape), start = self.layout.fields[i], self._starts[i]
-        size = self.layout.sizes[i]
+        (_, dtype, shape), size = self.layout.fields[i], self.layout.sizes[i]
+        start = self._starts[i]
         if device is None and dtype in _NUMPY and size and dtype is not torch.bool:
             # In a third of the time that torch takes to make a view.
             return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], self._data, start))

@@ -89,9 +89,10 @@ def opened(path: Path) -> BinaryIO:
     raise CheckpointError(f"cannot read {path}: {word}")
 
 
-def one_line(error: Exception) -> str:
-    """Return an error's type and message in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def one_line(what: Exception | str) -> str:
+    """Return a text, or an error's type and message, in one line of at most 600 characters."""
+    line = " ".join((what if isinstance(what, str) else f"{type(what).__name__}: {what}").split())
+    return line if len(line) <= 600 else f"{line[:297]} ... {line[-298:]}"
 
 
 def _check_depth(text: bytes) -> None:
@@ -112,37 +113,22 @@ BLOCK = 1 << 24
 SUM_NBYTES = 8
 
 
-class BlockSums:
-    """The checksum of each block of bytes that come piece by piece."""
-
-    def __init__(self, head: Any = None) -> None:
-        self._sums: list[Any] = []
-        self._room = 0  # bytes that the last block lacks
-        self._before = head  # of all that comes before, which keyed checksums include
-
-    def update(self, data: memoryview) -> None:
-        """Add bytes to those before."""
-        while data:
-            if not self._room:
-                self._sums.append(xxh3_64() if self._before is None else self._before.copy())
-                self._room = BLOCK
-            piece, data = data[: self._room], data[self._room :]
-            self._sums[-1].update(piece)
-            self._room -= len(piece)
-            if self._before is not None:
-                self._before = self._sums[-1]
-
-    def digest(self) -> bytes:
-        """Return the checksums, one after another."""
-        return b"".join([each.digest() for each in self._sums])
-
-
 def sums_of(pieces: Iterable[memoryview], head: Any = None) -> bytes:
-    """Return the checksums of the blocks of bytes that come in pieces."""
-    sums = BlockSums(head)
-    for piece in pieces:
-        sums.update(piece)
-    return sums.digest()
+    """Return the checksum of each block of bytes that come in pieces.
+
+    Keyed checksums continue the hash of the head, and include all blocks before.
+    """
+    sums: list[Any] = []
+    room = 0  # bytes that the last block lacks
+    for data in pieces:
+        while data:
+            if not room:
+                sums.append(xxh3_64() if head is None else (sums[-1] if sums else head).copy())
+                room = BLOCK
+            piece, data = data[:room], data[room:]
+            sums[-1].update(piece)
+            room -= len(piece)
+    return b"".join([each.digest() for each in sums])
 
 
 _LEAST = 16  # bytes, which nobody guesses if they are random

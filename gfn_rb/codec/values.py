@@ -41,6 +41,8 @@ class Encoder:
     def encode(self, value: Any, name: str) -> Node:
         """Return the node of a value, which errors call by its name."""
         self._path.append(name)
+        if len(self._path) > _DEPTH + 2:
+            raise ValueError(f"{''.join(self._path)[:80]}...: nested over {_DEPTH} deep")
         alike = (each for each in (np.generic, NonTensorStack) if isinstance(value, each))
         kind = next(alike, type(value))
         if kind in _PLAIN:
@@ -61,12 +63,7 @@ class Encoder:
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(f"{''.join(self._path)}: {what}")
 
-    def _require_flat(self) -> None:
-        if len(self._path) > _DEPTH + 1:
-            raise ValueError(f"{''.join(self._path)[:80]}...: nested over {_DEPTH} deep")
-
     def _mapping(self, value: Any) -> Node:
-        self._require_flat()
         nodes = []
         for key, entry in value.items():
             if type(key) not in (str, int):
@@ -78,7 +75,6 @@ class Encoder:
         return nodes
 
     def _sequence(self, value: Any) -> Node:
-        self._require_flat()
         return [self.encode(each, f"[{i}]") for i, each in enumerate(value)]
 
     def _collection(self, value: TensorDict) -> Node:

@@ -84,29 +84,33 @@ CASES = {
         lambda: buffer(generator=None), buffer, "generator .* is the global one, expected its own"
     ),
     "transform": Case(
-        lambda: scaled(torch.ones(1)), buffer, r"set of transform entries .*loc.* expected \[\]"
+        lambda: scaled(torch.ones(1)),
+        buffer,
+        "the state of the transform does not load into Compose: .*Unexpected key.*transforms.0.loc",
     ),
     "shape of a transform": Case(
-        lambda: scaled(torch.ones(1)), lambda: scaled(1.0), r"entry transforms.0.loc .*\[1\].*\[\]"
+        lambda: scaled(1.0),
+        lambda: scaled(torch.ones(1)),
+        r"size mismatch for transforms.0.loc: .*\[\].*\[1\]",
     ),
 }
 IN_USE = {
     "keys": Case(
         buffer,
         buffer,
-        "set of storage keys .* is .*'length', .*expected",
+        r"rows of the checkpoint: data does not match the storage: .* unknown keys \['length'\]",
         lambda n: rows(n).set("length", torch.zeros(n)),
     ),
     "dtype": Case(
         buffer,
         buffer,
-        "'state' .* is .torch.int64, .*expected .torch.float32",
+        "'state' does not fit the storage: got torch.int64 .*expected torch.float32",
         lambda n: rows(n).set("state", torch.zeros(n, 3, dtype=torch.int64)),
     ),
     "shape": Case(
         lambda: buffer(storage=LazyMemmapStorage(CAPACITY)),
         buffer,
-        r"'state' .*\(4,\)\), expected .*\(3,\)",
+        r"'state' .*of shape \(4,\) .*expected .*\(3,\)",
         lambda n: rows(n).set("state", torch.zeros(n, 4)),
     ),
 }

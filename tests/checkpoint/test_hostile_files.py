@@ -200,7 +200,6 @@ def test_changed_files_are_refused_by_this_library_alone(kind, tmp_path):
     assert fingerprint(target) == before
     assert found["slowest"] < 50, found
     assert memory() - peak < (1 << 27), found
-    print(kind, found, f"grown by {(memory() - peak) >> 20} MB")
 
 
 def timed(path, target):

@@ -378,16 +378,20 @@ def damaged(tmp_path_factory):
     return left, states
 
 
-def opened(source, folder, change):
-    """Open a copy of a journal of which the files by suffix were changed; return its state."""
+def changed(source, target, change):
+    """Copy the files of a journal, of which a function changed the content by suffix."""
     files = {suffix: bytearray(Path(f"{source}{suffix}").read_bytes()) for suffix in FILES}
     change(files)
-    target = folder / "changed"
     for suffix in FILES:
         Path(f"{target}{suffix}").unlink(missing_ok=True)
-        if files.get(suffix) is not None:
+        if suffix in files:
             Path(f"{target}{suffix}").write_bytes(files[suffix])
-    rb = MAKES["unique"](journal=target)
+    return target
+
+
+def opened(source, folder, change):
+    """Open a changed copy of a journal, and return its state."""
+    rb = MAKES["unique"](journal=changed(source, folder / "changed", change))
     try:
         return state_of(rb)
     finally:
@@ -457,16 +461,12 @@ def test_what_is_sound_of_a_damaged_journal_is_recovered(damaged, tmp_path):
     target = tmp_path / "recovered"
 
     def recovered(change):
-        files = {suffix: bytearray(Path(f"{source}{suffix}").read_bytes()) for suffix in FILES}
-        change(files)
         broken = tmp_path / "broken"
         broken.mkdir(exist_ok=True)
-        for suffix, content in files.items():
-            (broken / f"rb{suffix}").write_bytes(content)
+        changed(source, broken / "rb", change)
         before = {each.name: each.read_bytes() for each in broken.iterdir()}
         found = recover(broken / "rb", target)
         assert before == {each.name: each.read_bytes() for each in broken.iterdir()}
-        shutil.rmtree(broken)
         rb = MAKES["unique"](journal=target, sync="always")
         rb.extend(items(9, 50))
         assert_comes_back(rb, MAKES["unique"], target)
@@ -572,8 +572,8 @@ def test_other_formats_and_other_files_are_refused(path):
 
 def test_paths_that_cannot_be(path):
     os.mkfifo(path)
-    for device, word in ((path, "pipe"), (path.parent, "folder")):
-        with pytest.raises(CheckpointError, match=f"journal must name a file, got the {word}"):
+    for device, word in ((path, "no regular file"), (path.parent, "a directory")):
+        with pytest.raises(CheckpointError, match=f"cannot read .*: Is {word}"):
             MAKES["best"](journal=device)
     with pytest.raises(CheckpointError, match="No such file or directory"):
         MAKES["best"](journal=path.parent / "no" / "x")
@@ -726,22 +726,6 @@ def test_a_journal_continues_positions_that_it_holds(path):
     assert not older.continues(rb.journal.position)
     assert not older.continues({**reached, "journal": "another"})
     assert not older.continues(None)
-
-
-def test_emptied_slots_keep_their_generations(path):
-    def make(journal):
-        writer = RewardPrioritizedWriter(track_generations=True)
-        rb = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), writer=writer)
-        return journaled(rb, journal, "always")
-
-    rb = make(path)
-    rb.extend(items(4, 1))
-    rb.empty()
-    rb.extend(items(2, 2))
-    again, slots = make(copied(path)), torch.arange(4)
-    stamps = rb.writer.generations_of(slots)
-    assert stamps.min() > 0
-    assert again.writer.generations_of(slots).equal(stamps)
 
 
 def test_the_first_mark_is_on_disk_before_the_first_transaction(path, monkeypatch):

@@ -105,29 +105,27 @@ def test_presets(preset, compact, walks, tmp_path) -> None:
 
 
 OPTIONS = {
-    "statistics": {"statistics": True, "batch_size": 5},
-    "ages": {"max_age": 3},
-    "rates": {"rate_limiter": RateLimiter(1.0, tolerance=100.0)},
-    "priorities": {"sampler": lambda: PrioritySampler(alpha=0.7)},
-    "ranks": {"sampler": lambda: RankRewardSampler(k=0.1)},
-    "quantiles": {"sampler": lambda: QuantileRewardSampler(top_fraction=0.2)},
-    "recency": {"sampler": lambda: RecencySampler(decay=0.9, key="policy_version")},
-    "groups drawn": {"sampler": lambda: GroupSampler("state", num_groups=5)},
-    "groups kept": {"group": "state", "per_group": 2, "evict": "oldest_group"},
-    "unique": {"unique": ["state", "log_reward"], "on_duplicate": "keep"},
-    "a writer": {"writer": lambda: RewardPrioritizedWriter(tie="oldest", largest=False)},
-    "diverse": {"writer": lambda: DiversityWriter(features=state_of, cutoff_distance=1.5, p=2)},
-    "the newest": {"writer": lambda: FIFOWriter("state")},
-    "on disk": {"storage": lambda: LazyMemmapStorage(8)},
-    "ragged": {"storage": lambda: RaggedStorage(8, {"state": 4}, page_size=2)},
+    "statistics": lambda: {"statistics": True, "batch_size": 5},
+    "ages": lambda: {"max_age": 3},
+    "rates": lambda: {"rate_limiter": RateLimiter(1.0, tolerance=100.0)},
+    "priorities": lambda: {"sampler": PrioritySampler(alpha=0.7)},
+    "ranks": lambda: {"sampler": RankRewardSampler(k=0.1)},
+    "quantiles": lambda: {"sampler": QuantileRewardSampler(top_fraction=0.2)},
+    "recency": lambda: {"sampler": RecencySampler(decay=0.9, key="policy_version")},
+    "groups drawn": lambda: {"sampler": GroupSampler("state", num_groups=5)},
+    "groups kept": lambda: {"group": "state", "per_group": 2, "evict": "oldest_group"},
+    "unique": lambda: {"unique": ["state", "log_reward"], "on_duplicate": "keep"},
+    "a writer": lambda: {"writer": RewardPrioritizedWriter(tie="oldest", largest=False)},
+    "diverse": lambda: {"writer": DiversityWriter(features=state_of, cutoff_distance=1.5, p=2)},
+    "the newest": lambda: {"writer": FIFOWriter("state")},
+    "on disk": lambda: {"storage": LazyMemmapStorage(8)},
+    "ragged": lambda: {"storage": RaggedStorage(8, {"state": 4}, page_size=2)},
 }
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name, tmp_path) -> None:
-    options = {key: v() if key in ("sampler", "writer", "storage") else v
-               for key, v in OPTIONS[name].items()}  # fmt: skip
-    rb = reward_prioritized_buffer(8, generator=seeded(), **options)
+    rb = reward_prioritized_buffer(8, generator=seeded(), **OPTIONS[name]())
     rows = objects([4, 1, 9, 4, 3, 2, 7, 7, 5, 8]).set("policy_version", torch.arange(10))
     rb.extend(rows)
     save_checkpoint(tmp_path / "rb", rb)
@@ -184,9 +182,8 @@ def test_a_rollout_is_not_recorded(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["statistics", "groups kept", "diverse", "ragged"])
 def test_journals(name, tmp_path) -> None:
-    options = {key: v() if key in ("sampler", "writer", "storage") else v
-               for key, v in OPTIONS[name].items()}  # fmt: skip
-    rb, path = reward_prioritized_buffer(8, generator=seeded(), **options), tmp_path / "journal"
+    rb = reward_prioritized_buffer(8, generator=seeded(), **OPTIONS[name]())
+    path = tmp_path / "journal"
     journal = Journal(rb, path)
     rb.extend(objects([4, 1, 9, 4, 3]))
     rb.extend(objects([2, 7, 7, 5, 8]))
