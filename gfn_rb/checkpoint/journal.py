@@ -276,8 +276,8 @@ class Journal:
         slot = torch.cat([_NO_SLOT, *self._pending])  # also what an earlier call could not write
         slot = slot[(slot >= 0) & (slot < rb.storage.max_size)].unique()
         n_slots = len(rb.storage)
-        if rb.writer.tracks_generations and len(slot):
-            n_slots = max(n_slots, self._database.n_slots, 1 + int(slot[-1]))
+        if rb.writer.tracks_generations:  # of slots without a row, too
+            n_slots = max(n_slots, self._database.n_slots, *(1 + slot[-1:]).tolist())
         slot = slot[slot < n_slots]
         contents, columns = contents_of(rb, self._parts, slot)
         counts = {**counts_of(rb, self._parts), "columns": columns}

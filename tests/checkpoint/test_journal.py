@@ -728,6 +728,18 @@ def test_a_journal_continues_positions_that_it_holds(path):
     assert not older.continues(None)
 
 
+def test_emptied_slots_keep_their_generations(path):
+    def make(**more):
+        options = {"unique": "state", "on_duplicate": "keep", "track_generations": True}
+        return by_hand(RewardPrioritizedWriter(**options), **more)
+
+    rb = make(journal=path, sync="always")
+    for values in (range(4), range(2), range(2)):
+        rb.empty() if len(rb) == 4 else None
+        rb.extend(objects(values))  # the last ones change counts alone
+        assert_comes_back(rb, make, path)
+
+
 def test_the_first_mark_is_on_disk_before_the_first_transaction(path, monkeypatch):
     synced, fsync = [], os.fsync
 
