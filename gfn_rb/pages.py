@@ -158,7 +158,7 @@ class PagePool:
             name: held.new_empty((total, *held.shape[2:])) for name, held in self.entries.items()
         }
         for some, lengths in zip(table.split(BLOCK), length.split(BLOCK), strict=True):
-            width = int(lengths.max())
+            width = int(lengths.max()) if len(lengths) else 0
             place = places(lengths, width)
             for name, target in flat.items():
                 rows = self.read(name, some, width).flatten(0, 1)
