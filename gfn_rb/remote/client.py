@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -103,9 +104,13 @@ class ManagerClient:
 
         It is the lowest baseline of the managers, once each of them has one.
         """
-        known = [self._baselines.get(rank) for rank in self.managers]
-        told = [each for each in known if each is not None]
-        return min(told) if told and len(told) == len(known) else None
+        lowest = math.inf
+        for rank in self.membership.present:
+            baseline = self._baselines.get(rank)
+            if baseline is None:
+                return None
+            lowest = min(lowest, baseline)
+        return lowest if lowest < math.inf else None
 
     @property
     def unanswered(self) -> int:
@@ -120,7 +125,8 @@ class ManagerClient:
         """Receive all messages that have arrived, without waiting."""
         while self._receive(0.0):
             pass
-        self._lose_overdue()
+        if self.sent:
+            self._lose_overdue()
 
     def wait(self, limit: Deadline | None = None) -> bool:
         """Wait until all batches are answered or, without a limit, lost; return if so."""
@@ -315,7 +321,8 @@ class ManagerClient:
             return  # given up earlier
         # Frames that it has passed over will not be answered: a transport keeps the order of
         # messages between two ranks, and a manager replies to each before it takes the next.
-        self._give_up([each for each in self.unanswered_by(rank) if each < number])
+        if next(iter(self.sent)) != number:
+            self._give_up([each for each in self.unanswered_by(rank) if each < number])
         error = remote_error(rank, meta["error"]) if "error" in meta else None
         try:
             outcomes, scores = outcomes_in(meta, share.n), scores_in(meta, message.scores, share.n)

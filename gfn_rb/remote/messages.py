@@ -116,7 +116,7 @@ def outcomes_in(meta: Mapping[str, Any], n: int) -> dict[str, int]:
     """Return the outcomes of n rows that were sent."""
     said = meta.get("outcomes")
     known = {k: said[k] for k in OUTCOMES if k in said} if isinstance(said, dict) else {}
-    if any(type(count) is not int or count < 0 for count in known.values()):
+    if {*map(type, known.values())} - {int} or min(known.values(), default=0) < 0:
         raise ArgumentError(f"outcomes must be counts, got {said!r:.200}")
     if sum(known.values()) != n:
         raise ArgumentError(f"outcomes must add up to the {n} rows sent, got {said!r:.200}")

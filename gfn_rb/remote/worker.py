@@ -218,7 +218,7 @@ class ReplayBufferWorker(ManagerClient):
             self.wait()
         elif self.mode == "nonblocking":
             self.collect()
-        ready = self.managers  # replies may have been overdue, and their managers lost
+        ready = self.membership.present  # replies may have been overdue, and their managers lost
         if self.mode == "nonblocking" and len(self.sent) >= self.in_flight:
             owed = Counter(share.manager for share in self.sent.values())
             ready = [rank for rank in self.managers if owed[rank] < self.in_flight]

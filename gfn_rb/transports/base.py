@@ -344,11 +344,6 @@ class Transport(ABC):
             raise ArgumentError(f"tag is {tag}; expected 0 to {MAX_TAG}")
 
 
-def made(part: Part) -> bytes | memoryview:
-    """Return the bytes of a part."""
-    return part.make() if isinstance(part, LazyBuffer) else part
-
-
 def checked_timeout(timeout: float) -> float:
     """Return a timeout in seconds, if it is one."""
     if math.isnan(timeout) or timeout < 0:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from gfn_rb.arguments import as_count, require_kind
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import PeerLostError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
@@ -20,7 +21,6 @@ from gfn_rb.transports.base import (
     Payload,
     SendHandle,
     Transport,
-    made,
 )
 
 T = TypeVar("T")
@@ -215,5 +215,5 @@ def joined(parts: Sequence[Part], nbytes: int) -> np.ndarray:
     view, end = data.data, 0
     for part in parts:
         start, end = end, end + part.nbytes
-        view[start:end] = made(part)
+        view[start:end] = part.make() if isinstance(part, LazyBuffer) else part
     return data
