@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,13 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from gfn_rb.arguments import require_choice, require_kind
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn, RowChanges
-from gfn_rb.containers.convert import merged_rows
 from gfn_rb.containers.objects import ObjectsInRows, objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import INDEX, LOG_REWARD
-from gfn_rb.remote.ranks import batches_of
+from gfn_rb.remote.ranks import batches_of, join_batches
 from gfn_rb.shapes import Bool, Float, Int64
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, generator_of, length_of
@@ -445,8 +444,3 @@ class Subscription:
         """Return the rows stored since the last call, as ``ReplayBufferWorker.take_fed`` does."""
         batches, self._untaken, self._n_untaken = self._untaken, deque(), 0
         return join_batches(batches) if batches else None
-
-
-def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
-    """Return the rows of batches as one; trajectories are padded to the longest."""
-    return merged_rows(batches, range(len(batches)), torch.arange(sum(map(len, batches))))

@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 from xxhash import xxh3_64_intdigest
 
+from gfn_rb.containers.convert import merged_rows
 from gfn_rb.containers.objects import state_columns
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import INDEX
@@ -56,6 +57,11 @@ def batches_of(rb: ReplayBuffer) -> Iterator[TensorDictBase]:
         return
     for start in range(0, len(rb), _BATCH):
         yield rb[start : start + _BATCH].exclude(INDEX)
+
+
+def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
+    """Return the rows of batches as one; trajectories are padded to the longest."""
+    return merged_rows(batches, range(len(batches)), torch.arange(sum(map(len, batches))))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from gfn_rb.interop.torchgfn.remote import (
     check_backend,
     endpoint,
     require_sendable,
+    scores_of,
 )
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
 from gfn_rb.remote import BaselineFilter, Reply
@@ -149,7 +150,7 @@ class ReplayBuffer:
             self._send(training_container, worker)
         else:
             worker.collect()  # unread replies would make the manager lose this process
-        return _scores_of(self._replies)
+        return scores_of(self._replies)
 
     def drain_pending_score(self, timeout_sec: float = 30.0) -> dict[str, float] | None:
         """Send pending items, and wait for all answers.
@@ -167,7 +168,7 @@ class ReplayBuffer:
         if worker is not None:
             self.send_pending()
             worker.drain(timeout_sec)
-        return _scores_of(self._replies)
+        return scores_of(self._replies)
 
     def sample(self, n_samples: int) -> Any:
         """Draw items, by reward or uniformly.
@@ -252,8 +253,7 @@ class ReplayBuffer:
             path: a file or folder as in :meth:`save`, read with ``weights_only``.
 
         Raises:
-            CheckpointError: the file is missing, damaged, compressed or of something else. The
-                buffer is unchanged.
+            CheckpointError: the file is missing, damaged, compressed or other. Nothing changes.
         """
         file = _file(path)
         raw = read_torch_file(file, self.env.device)
@@ -449,13 +449,3 @@ def _require_log_rewards(container: Any, needed: bool) -> None:
     """Have a container compute its log-rewards; raise if they are needed and unknown."""
     if container.log_rewards is None and needed:
         raise ValueError("log_rewards must be defined for prioritized replay.")
-
-
-def _scores_of(replies: list[Reply]) -> dict[str, float] | None:
-    """Take replies, and return the newest as torchgfn does: the mean of each score of a batch."""
-    if not replies:
-        return None
-    reply = replies[-1]
-    replies.clear()
-    scores = {name: float(torch.as_tensor(x).double().mean()) for name, x in reply.scores.items()}
-    return scores if reply.baseline is None else {**scores, "baseline_log_reward": reply.baseline}

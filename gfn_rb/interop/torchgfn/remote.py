@@ -125,3 +125,13 @@ def require_sendable(env: Env) -> None:
     require_kind("env", env, Env)
     if not isinstance(env.s0, torch.Tensor):
         raise NotImplementedError("states must be tensors to be sent, got graphs")
+
+
+def scores_of(replies: list[Reply]) -> dict[str, float] | None:
+    """Take replies, and return the newest as torchgfn does: the mean of each score of a batch."""
+    if not replies:
+        return None
+    reply = replies[-1]
+    replies.clear()
+    scores = {name: float(torch.as_tensor(x).double().mean()) for name, x in reply.scores.items()}
+    return scores if reply.baseline is None else {**scores, "baseline_log_reward": reply.baseline}
