@@ -92,11 +92,6 @@ def staged(rows: TensorDictBase, device: torch.device) -> TensorDictBase:
     return rows.to(device)
 
 
-def stored_rows(storage: Storage) -> Rows:
-    """Return all rows in use as one batch, without a copy."""
-    return compat.all_slots(storage)[: len(storage)]
-
-
 class RowAccess(TensorStorage):
     """Reads and writes rows tensor by tensor where a vector of int64 on the CPU names them.
 

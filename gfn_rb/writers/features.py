@@ -19,8 +19,8 @@ from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE
 from gfn_rb.numerics.flat import equal_bits, flat_rows
 from gfn_rb.numerics.near.index import SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.storages import EncodedStorage, stored_rows
-from gfn_rb.torchrl_compat import length_of
+from gfn_rb.storages import EncodedStorage
+from gfn_rb.torchrl_compat import all_slots, length_of
 from gfn_rb.writers.eviction_order import Moves
 
 Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
@@ -240,7 +240,7 @@ class SyncedIndex(Generic[Index]):
         """Return what all stored rows are compared by, on the host."""
         if isinstance(storage, EncodedStorage):
             return torch.cat([self.read(rows) for rows in storage.blocks()])
-        return self.read(stored_rows(storage))
+        return self.read(all_slots(storage)[: length_of(storage)])
 
     def follow(self, move: Moves, prepared: Any, version: Version | None) -> None:
         """Follow rows that were written, if any, and moved in a storage that it matched before."""
