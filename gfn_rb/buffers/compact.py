@@ -81,8 +81,8 @@ class CompactRows(KeepsArguments, Transform):
             f"{env.max_length} of them"
         )
 
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return self.packed(tensordict)
+    def _inv_call(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        return None if tensordict is None else self.packed(tensordict)
 
     def packed(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Make rows, batch size [n] or [], compact; raise unless they are the environment's.

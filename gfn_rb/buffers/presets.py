@@ -18,7 +18,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import Writer
-from torchrl.envs.transforms import Transform
+from torchrl.envs.transforms import Compose, Transform
 from typing_extensions import Unpack
 
 from gfn_rb.arguments import (
@@ -37,7 +37,6 @@ from gfn_rb.buffers.transforms import (
     KeepStates,
     KeepTerminatingStates,
     KeepTransitions,
-    PresetTransforms,
 )
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
@@ -251,7 +250,7 @@ def build(
         on_insertion.append(rows)
         rows.measure(writer)
     if on_insertion:
-        parts["transform"] = PresetTransforms(*on_insertion[::-1])
+        parts["transform"] = Compose(*on_insertion[::-1])
     return GFNReplayBuffer(**parts)
 
 

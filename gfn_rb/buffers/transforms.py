@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.envs.transforms import Compose, Transform
+from torchrl.envs.transforms import Transform
 
 from gfn_rb import keys
 from gfn_rb.arguments import KeepsArguments, as_count, kind_of
@@ -24,21 +24,12 @@ _OF_PATHS = (
 _OF_DRAWS = keys.INDEX, keys.BUFFER_ID, keys.DRAW_LOG_PROB, keys.PRIORITY_WEIGHT
 
 
-class PresetTransforms(Compose):
-    """The transforms of a preset. One that returns None when rows come in holds them back."""
-
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
-        for transform in reversed(self.transforms):
-            tensordict = transform._inv_call(tensordict)
-            if tensordict is None:
-                return None
-        return tensordict
-
-
 class RowTransform(KeepsArguments, Transform):
     """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
 
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _inv_call(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        if tensordict is None:  # held back by a transform of the user
+            return None
         if not isinstance(tensordict, TensorDictBase):
             raise ArgumentError(f"data must be a TensorDict, got {kind_of(tensordict)}")
         # Rows of different shapes cannot be asked together whether one has a gradient.
@@ -135,8 +126,8 @@ class KeepTransitions(RowTransform):
         self.dropped = dropped
         self.register_buffer("n_episodes", torch.zeros((), dtype=torch.int64))
 
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
-        if tensordict.ndim == 0 and are_trajectories(tensordict):
+    def _inv_call(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        if tensordict is not None and tensordict.ndim == 0 and are_trajectories(tensordict):
             raise ArgumentError("add takes a single row, got a trajectory: use extend")
         return super()._inv_call(tensordict)
 

@@ -20,14 +20,13 @@ from torchrl.data.replay_buffers.writers import (
     Writer,
 )
 from torchrl.envs import EnvBase
-from torchrl.envs.transforms import Transform
+from torchrl.envs.transforms import Compose, Transform
 
 from gfn_rb.arguments import KeepsArguments, kind_of
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import Environment
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import ReplayStatistics
-from gfn_rb.buffers.transforms import PresetTransforms
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointError, CheckpointMismatchError
 from gfn_rb.storages import EncodedStorage, RowTensorStorage
@@ -168,7 +167,7 @@ class _Maker:
         options = {name: self.value(value) for name, value in description["arguments"].items()}
         transforms = options.pop("transform", None)
         if transforms:
-            options["transform"] = PresetTransforms(*transforms)
+            options["transform"] = Compose(*transforms)
             for each in transforms:
                 if isinstance(each, CompactRows):
                     each.measure(options["writer"])

@@ -29,6 +29,7 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
+from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ShapeError
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter
@@ -290,6 +291,17 @@ def test_users_transforms_run_before_ours_on_the_way_in(preset):
     rb = preset(4, max_length=6, transform=Renames())
     rb.extend(two_rows().to_tensordict().rename_key_("length", "steps"))
     assert rb[:]["action"].shape == (2, 6)
+
+
+@pytest.mark.parametrize("options", [{}, {"compact": "narrow", "env": HyperGrid(2, 4)}])
+def test_a_transform_may_hold_rows_back(options):
+    class Holds(Transform):
+        def _inv_call(self, tensordict):
+            return None
+
+    rb = fifo_buffer(4, transform=Holds(), statistics=True, **options)
+    assert rb.extend(objects([1, 2])).shape[0] == 0
+    assert (len(rb), rb.stats()["offered"]) == (0, 0)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
