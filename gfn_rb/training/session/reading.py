@@ -11,7 +11,7 @@ from typing import Any
 
 from gfn_rb.errors import CheckpointCorruptError
 
-_MAX_NBYTES = 1 << 24  # of any file of a run but its checkpoints
+_MAX_NBYTES = 1 << 26  # of any file of a run but its checkpoints: 200,000 rows of metrics
 _MAX_COLUMNS = 1000
 
 
