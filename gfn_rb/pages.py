@@ -86,10 +86,9 @@ class PagePool:
         taken, missing = [torch.empty(0, dtype=torch.int64)], n
         self._n_free -= n
         while missing:
-            last = self._free.pop()
-            if len(last) > missing:
-                self._free.append(last[missing:])
+            last = self._free[-1]
             taken.append(last[:missing])
+            self._free[-1:] = [last[missing:]] if len(last) > missing else []
             missing -= len(taken[-1])
         return torch.cat(taken)
 
