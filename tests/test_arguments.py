@@ -46,7 +46,6 @@ KEEP = [["x"], 3]
 GROUP = {
     "group": [*UNIQUE, "prompt"],
     "per_group": [0, -1, 2.5, True, 3],
-    "evict": [*CHOICE, "oldest_group"],
 }
 
 

@@ -17,7 +17,6 @@ from torchrl.envs.transforms import Transform
 from typing_extensions import TypedDict
 
 from gfn_rb.buffers.rate_limiter import RateLimiter
-from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 
 P = TypeVar("P", bound=Callable[..., Any])
@@ -65,9 +64,6 @@ class BufferOptions(TypedDict, total=False):
             fingerprints [n] or [n, d]. At most ``per_group`` rows of each group are kept. Default:
             None, no groups.
         per_group: number of rows to keep of each group, at least 1; required with ``group``.
-        evict: which rows leave when the storage is full: the ``"worst"`` of all, or first those of
-            the ``"oldest_group"``, which is the group whose newest row is the oldest. Default:
-            ``"worst"``.
         transform: ``Transform`` or callable, applied first when rows are added and last when they
             are drawn. Default: None.
         statistics: whether ``rb.stats()`` counts the rows that were added and drawn. Default:
@@ -100,7 +96,6 @@ class BufferOptions(TypedDict, total=False):
     env: Environment | None
     group: Unique
     per_group: int | None
-    evict: Evict
     transform: Transform | Callable[[Any], Any] | None
     statistics: bool
     rate_limiter: RateLimiter | None

@@ -49,7 +49,7 @@ from gfn_rb.writers.features import Unique
 from gfn_rb.writers.fifo import UniqueFIFOWriter
 from gfn_rb.writers.reward import OnDuplicate, Tie
 
-_GROUP_OPTIONS = ("group", "per_group", "evict")
+_GROUP_OPTIONS = ("group", "per_group")
 _STALE = (LOG_PROB, ESTIMATOR_OUTPUT)
 
 

@@ -15,7 +15,7 @@ from gfn_rb.envs.core import check_power, from_digits, to_digits
 from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import SequenceEnv
 from gfn_rb.errors import ArgumentError
-from gfn_rb.numerics.near.neighbours import NEVER, NearRows, Rivals
+from gfn_rb.numerics.near.neighbours import NEVER, NearRows
 from gfn_rb.shapes import Float64, Floats, Int64, Integers, Modes, StateBatch
 
 DATA = Path(__file__).parent / "data"
@@ -122,7 +122,7 @@ def _apart(ranked: Integers) -> Modes:
     """Keep the 8-mers that differ in at least two letters from all that are kept before them."""
     letter, rank = to_digits(ranked, len(BASES), N_BASES), np.arange(len(ranked))
     index = NearRows(1, letter, p=0.0, cutoff=1.0)
-    kept, _ = index.choose(index.prepare(letter), Rivals(-rank.astype(float), np.zeros(1), NEVER))
+    kept, _ = index.choose(index.prepare(letter), -rank.astype(float), np.zeros(1), NEVER)
     return ranked[torch.from_numpy(kept)]
 
 

@@ -46,14 +46,13 @@ def as_array(values: Float[Tensor, "n"]) -> Float[np.ndarray, "n"]:
 class _Announcement(Listener):
     """Says once per process that loops are compiled, which takes some seconds."""
 
-    def __init__(self) -> None:
-        self._was_made = False
+    is_due = True
 
     def on_start(self, event: Event) -> None:
         """Log the first compilation of a loop of this package."""
         source = event.data["dispatcher"].py_func.__code__.co_filename
-        if not self._was_made and source.startswith(_FOLDER):
-            self._was_made = True
+        if self.is_due and source.startswith(_FOLDER):
+            self.is_due = False
             logging.getLogger(__name__).warning(
                 "compiling the loops of gfn_rb.kernels, once per machine (up to 10 s)"
             )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gfn_rb.kernels import compiled
-from gfn_rb.shapes import Bool, Int64
+from gfn_rb.shapes import Int64
 
 END, _ABSENT = -1, -2
 _SLOT, _CODE = range(2)  # columns of an entry
@@ -77,18 +77,6 @@ class Objects:
         other._lay_out(capacity, self.width, self.table.key)
         return other
 
-    def grown(self, capacity: int) -> Objects:
-        """Return an index of more slots that holds the same."""
-        other = self.sibling(capacity)
-        held = self.holds(np.arange(self.capacity)).nonzero()[0]
-        other.put(held, self._held_in(held))
-        return other
-
-    def holds(self, slot: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
-        """Tell which slots hold an object."""
-        held: np.ndarray = self.table.link[slot, _BEFORE] != _ABSENT
-        return held
-
     def hashed(self, rows: Int64[np.ndarray, "n width"]) -> Hashed:
         """Return rows with their hashes, as other methods take them."""
         rows = np.ascontiguousarray(rows)
@@ -114,24 +102,24 @@ class Objects:
         _look_up(rows, self.table, code, slot, twin)
         return Hashed(rows, code), slot, twin
 
-    def put(self, slot: Int64[np.ndarray, "n"], objects: Hashed) -> None:
+    def members(self, objects: Hashed) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "n"]]:
+        """Return the slots of each object, one object after the other, and how many each has."""
+        return _members(*objects, self.table)
+
+    def put(self, slot: Int64[np.ndarray, "n"], objects: tuple[np.ndarray, np.ndarray]) -> None:
         """Put objects into slots, each once, in place of what these hold."""
         _put(np.ascontiguousarray(slot), *objects, self.table)
 
     def move(self, source: Int64[np.ndarray, "n"], target: Int64[np.ndarray, "n"]) -> None:
         """Copy objects from slots to other slots."""
-        self.put(target, self._held_in(source))
+        self.put(target, self.held_in(source))
 
     def remove(self, slot: Int64[np.ndarray, "n"]) -> None:
         """Take out what slots hold, if anything."""
         _remove(np.ascontiguousarray(slot), self.table)
 
-    def clear(self) -> None:
-        """Take everything out."""
-        self.table.link.fill(_ABSENT)
-        self.table.entry.fill(END)
-
-    def _held_in(self, slot: Int64[np.ndarray, "n"]) -> Hashed:
+    def held_in(self, slot: Int64[np.ndarray, "n"]) -> Hashed:
+        """Return copies of the objects in slots that hold one."""
         return Hashed(self.table.rows[slot], self.table.link[slot, _CODE_OF].astype(np.int64))
 
 
@@ -190,6 +178,24 @@ def _first(rows, codes, table):
                 found[i] = min(slot, found[i])
                 slot = table.link[slot, AFTER]
     return found
+
+
+@compiled
+def _members(rows, codes, table):
+    n = len(codes)
+    first, size = np.empty(n, np.int64), np.zeros(n, np.int64)
+    for i in range(n):
+        slot = first[i] = table.entry[find_entry(rows, i, codes[i], table), _SLOT]
+        while slot != END:
+            size[i] += 1
+            slot = table.link[slot, AFTER]
+    found, end = np.empty(size.sum(), np.int64), 0
+    for i in range(n):
+        slot = first[i]
+        while slot != END:
+            found[end] = slot
+            slot, end = table.link[slot, AFTER], end + 1
+    return found, size
 
 
 @compiled

@@ -111,15 +111,11 @@ class Order:
 
     def assign(self, key: Float64[np.ndarray, "n"], tie: Int64[np.ndarray, "n"]) -> None:
         """Hold the slots 0 to n - 1 and no others, with these keys and ties."""
-        self.clear()
-        self.put(np.arange(len(key)), key, tie)
-
-    def clear(self) -> None:
-        """Remove all slots."""
         self.key.fill(np.inf)
         self.tie.fill(LAST_TIE)
         self._is_held.fill(False)
         self._n = self._blocks.n_used[0] = 0
+        self.put(np.arange(len(key)), key, tie)
 
     def select(self, position: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
         """Return the slots at positions of the order, 0 that of the lowest key."""

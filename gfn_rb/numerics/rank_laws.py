@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +23,28 @@ _NEAR = 512  # below it the digamma function loses fewer digits than three terms
 _Draws = tuple[Int64[np.ndarray, "k"], Float[np.ndarray, "k"]]
 
 
+@runtime_checkable
+class RankLaw(Protocol):
+    """A law over the ranks 0 to n - 1.
+
+    Attributes:
+        n: number of ranks.
+        support: the first rank of positive probability and the one after the last.
+    """
+
+    n: int
+    support: tuple[int, int]
+
+    def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
+        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
+
+        The log-probability of each comes with it.
+        """
+
+    def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
+        """Return the log-probability of each of the rows that share the ranks from first to end."""
+
+
 class HarmonicLaw:
     r"""Rank r has probability :math:`p_r \propto 1 / (a + r)`.
 
@@ -34,7 +57,7 @@ class HarmonicLaw:
 
     def __init__(self, n: int, offset: float) -> None:
         offset = min(max(offset, 1e-150), 1e150)  # beyond, the law no longer changes
-        self.n, self._offset = n, offset
+        self.n, self.support, self._offset = n, (0, n), offset
         head = 1 / (np.arange(min(n, _HEAD)) + offset)
         head[0] = 0  # added last: were it huge, each sum would lose digits of the others
         self._head = head.cumsum() + 1 / offset
@@ -45,20 +68,12 @@ class HarmonicLaw:
             correction = 1 / (24 * end**2) - 1 / (24 * origin**2)
             self._total += math.log1p((n - _HEAD) / origin) + correction
 
-    @property
-    def support(self) -> tuple[int, int]:
-        """The first rank of positive probability and the one after the last: all."""
-        return 0, self.n
-
     def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
-        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
-
-        The log-probability of each comes with it.
-        """
+        """See :meth:`RankLaw.draw`."""
         return _harmonic(uniform, self._head, self.n, self._offset, self._total)
 
     def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of each of the rows that share the ranks from first to end."""
+        """See :meth:`RankLaw.log_prob`."""
         low, n = first.to(torch.float64) + self._offset, end - first
         high, origin = low + n, low - 0.5
         far = torch.log1p(n / origin)
@@ -75,21 +90,14 @@ class StepLaw:
         self._share = share if n_top < n else 1.0  # without others all of it
         self._p_top = self._share / n_top
         self._p_rest = (1 - self._share) / max(n - n_top, 1)
-
-    @property
-    def support(self) -> tuple[int, int]:
-        """The first rank of positive probability and the one after the last."""
-        return 0 if self._p_top > 0 else self._n_top, self.n if self._p_rest > 0 else self._n_top
+        self.support = (0 if self._p_top > 0 else n_top, n if self._p_rest > 0 else n_top)
 
     def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
-        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
-
-        The log-probability of each comes with it.
-        """
+        """See :meth:`RankLaw.draw`."""
         return _step(uniform, self.n, self._n_top, self._share)
 
     def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of each of the rows that share the ranks from first to end."""
+        """See :meth:`RankLaw.log_prob`."""
         n, n_top = end - first, end.clamp(max=self._n_top) - first.clamp(max=self._n_top)
         part = n_top.to(torch.float64) / n
         return (part * self._p_top + (1 - part) * self._p_rest).log_()
@@ -108,14 +116,11 @@ class GeometricLaw:
         self._log_scale = math.log(-math.expm1(self._log_decay) / self._total)
 
     def draw(self, uniform: Float64[np.ndarray, "k"]) -> _Draws:
-        """Return the smallest ranks whose cumulative probability exceeds numbers in [0, 1).
-
-        The log-probability of each comes with it.
-        """
+        """See :meth:`RankLaw.draw`."""
         return _geometric(uniform, self.support[1], self._log_decay, self._total, self._log_scale)
 
     def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
-        """Return the log-probability of each of the rows that share the ranks from first to end."""
+        """See :meth:`RankLaw.log_prob`."""
         n = end.clamp(max=self.support[1]) - first.clamp(max=self.support[1])
         mass = -torch.expm1(n.to(torch.float64) * self._log_decay) / self._total
         return (mass / (end - first)).log_() + first.to(torch.float64) * self._log_decay
@@ -172,10 +177,6 @@ def _geometric(uniform, n, log_decay, total, log_scale):  # type: ignore[no-unty
         rank[i] = min(int(math.log1p(-uniform[i] * total) / log_decay), n - 1)
         log_prob[i] = rank[i] * log_decay + log_scale
     return rank, log_prob
-
-
-# A law over the ranks 0 to n - 1.
-RankLaw = HarmonicLaw | StepLaw | GeometricLaw
 
 
 def ranked_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
 import torch
 from tensordict import NestedKey
@@ -67,14 +67,9 @@ class Parameter:
         self.name = name
         owner._parameters = (*owner._parameters, name)
 
-    @overload
-    def __get__(self, sampler: None, owner: Any = None) -> Parameter: ...
+    if TYPE_CHECKING:  # without it, Python reads the sampler's own dictionary, with no call
 
-    @overload
-    def __get__(self, sampler: KeySampler, owner: Any = None) -> float: ...
-
-    def __get__(self, sampler: KeySampler | None, owner: Any = None) -> Any:
-        return self if sampler is None else sampler.__dict__[self.name]
+        def __get__(self, sampler: Any, owner: Any = None) -> float: ...
 
     def __set__(self, sampler: KeySampler, value: Any) -> None:
         sampler.__dict__[self.name] = number(self.name, value, self.rule, self.fits)

@@ -17,11 +17,10 @@ from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
 from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
-from gfn_rb.numerics.near.groups import Groups
-from gfn_rb.samplers.base import DrawInfo, KeySampler, Parameter, Replacement, number
-from gfn_rb.shapes import Bool, Float64, Int64
+from gfn_rb.samplers.base import DrawInfo, KeySampler, Parameter, Replacement
+from gfn_rb.shapes import Float64, Int64
 from gfn_rb.torchrl_compat import outside_graph
-from gfn_rb.writers.features import ObjectColumns, SyncedIndex, Unique
+from gfn_rb.writers.features import EqualRows, ObjectColumns, SyncedIndex, Unique
 
 
 class GroupStatistics(NamedTuple):
@@ -33,10 +32,8 @@ class GroupStatistics(NamedTuple):
     best: Float64[Tensor, "g"]
 
 
-GroupWeight = (
-    Literal["uniform", "size", "best", "variance", "success"] | Callable[[GroupStatistics], Tensor]
-)
-_WEIGHTS = ("uniform", "size", "best", "variance", "success")
+_WEIGHTS = ("uniform", "size", "best", "variance")
+GroupWeight = Literal["uniform", "size", "best", "variance"] | Callable[[GroupStatistics], Tensor]
 _HOST = torch.device("cpu")
 
 
@@ -62,10 +59,8 @@ class GroupSampler(KeySampler):
             follows from the size of the batch.
         samples_per_group: number of rows k of each group in a batch.
         weight: weight of a group: "uniform" (1), "size" (its number of rows), "best" (exp of its
-            highest key), "variance" (of its keys), "success" (mean of its keys, at least 0: the
-            success rate where keys are 0 or 1), or a callable from :class:`GroupStatistics` to
-            log-weights [g].
-        min_variance: lowest variance of the keys of a group that is drawn, at least 0.
+            highest key), "variance" (of its keys), or a callable from :class:`GroupStatistics` to
+            log-weights [g], -inf for groups that are not drawn.
         key: entry that holds the log-reward of each row, in nats. It is not read where neither
             ``weight`` nor ``temperature`` depends on it.
         temperature: T, above 0; inf draws the rows of a group uniformly.
@@ -83,7 +78,6 @@ class GroupSampler(KeySampler):
         num_groups: int | None = None,
         samples_per_group: int | None = None,
         weight: GroupWeight = "uniform",
-        min_variance: float = 0.0,
         key: NestedKey = LOG_REWARD,
         temperature: float = math.inf,
         replacement: Replacement = "auto",
@@ -95,31 +89,25 @@ class GroupSampler(KeySampler):
             )
         if not callable(weight) and weight not in _WEIGHTS:
             raise ArgumentError(
-                "weight must be 'uniform', 'size', 'best', 'variance', 'success' or a callable, "
-                f"got {weight!r:.80}"
+                "weight must be 'uniform', 'size', 'best', 'variance' or a callable, got "
+                f"{weight!r:.80}"
             )
-        self.min_variance = number(
-            "min_variance", min_variance, "a number of at least 0", lambda value: value >= 0
-        )
         if group is None:
             raise ArgumentError("group must be a key, a list of keys or a callable, got None")
         for name, value in (("num_groups", num_groups), ("samples_per_group", samples_per_group)):
             setattr(self, name, None if value is None else as_count(name, value))
         self.group, self.weight = group, weight
-        self._synced = SyncedIndex(ObjectColumns(group, "group"), Groups)
-        self._groups: Groups | None = None
-        self._drops = np.zeros(0, np.int8)  # why each group is not drawn, 0 for those that are
+        self._synced = SyncedIndex(ObjectColumns(group, "group"), EqualRows)
+        self._groups: EqualRows | None = None
+        self._stored = self._n_groups = 0
+        self._is_first = np.zeros(0, np.bool_)  # of each slot: groups are drawn by their first
         super().__init__(key, replacement)
         self.temperature = temperature
 
     def _parameter_changed(self) -> None:
         """Read the key from now on where the temperature makes rows differ."""
-        self._reads_key = (
-            self.weight not in ("uniform", "size")
-            or self.min_variance > 0
-            or self.temperature < math.inf
-        )
-        self._column = KeyColumn(self.key) if self._reads_key else EqualKeys(INDEX)
+        is_read = self.weight not in ("uniform", "size") or self.temperature < math.inf
+        self._column = KeyColumn(self.key) if is_read else EqualKeys(INDEX)
         self._column.watch_also(self._synced.features.reads)
 
     # Drawing.
@@ -149,7 +137,7 @@ class GroupSampler(KeySampler):
                 again = torch.arange(n) % n_drawn
                 first, log_prob = first[again], log_prob[again]
         draw = self._draw_rows if self.replacement is True else self._draw_different_rows
-        slot, of_row = draw(storage, self._groups.group[first.numpy()], k)
+        slot, of_row = draw(storage, first.numpy(), k)
         log_prob = log_prob.repeat_interleave(k) + of_row
         return slot, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
 
@@ -167,10 +155,9 @@ class GroupSampler(KeySampler):
         if not len(storage):
             return log_prob
         of_group = self.follow(storage).log_probs(len(storage)).numpy()
-        assert self._groups is not None
-        number = np.flatnonzero(self._groups.size)
-        slot, size, within = self._within(storage, number)
-        log_prob.numpy()[slot] = within + np.repeat(of_group[self._first[number]], size)
+        first = np.flatnonzero(self._is_first)
+        slot, size, within = self._within(storage, first)
+        log_prob.numpy()[slot] = within + np.repeat(of_group[first], size)
         return log_prob
 
     def shape_of(self, batch_size: int) -> tuple[int, int]:
@@ -184,18 +171,25 @@ class GroupSampler(KeySampler):
         other = batch_size // given
         return (other, given) if self.num_groups is None else (given, other)
 
-    def _within(
-        self, storage: Storage, number: Int64[np.ndarray, "g"]
-    ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"], Float64[np.ndarray, "m"]]:
-        """Return the slots of groups, the sizes of these, and log p of each row in its group."""
+    def _members(
+        self, first: Int64[np.ndarray, "g"]
+    ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"]]:
+        """Return the slots of groups, those of each in ascending order, and the sizes of these."""
         groups = self._groups
         assert groups is not None
-        slot, size = groups.members(number)
+        slot, size = groups.members(groups.held_in(first))
         # In an order that does not depend on how the index came about, for draws that resume.
-        offset = (np.arange(len(number)) * groups.capacity).repeat(size)
+        offset = (np.arange(len(first)) * groups.capacity).repeat(size)
         slot += offset
         slot.sort()
         slot -= offset
+        return slot, size
+
+    def _within(
+        self, storage: Storage, first: Int64[np.ndarray, "g"]
+    ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"], Float64[np.ndarray, "m"]]:
+        """Return the slots of groups, the sizes of these, and log p of each row in its group."""
+        slot, size = self._members(first)
         if self.temperature == math.inf:
             return slot, size, -np.log(size).repeat(size)
         weight, start = self._values(storage, torch.from_numpy(slot)), size.cumsum() - size
@@ -207,33 +201,33 @@ class GroupSampler(KeySampler):
         return slot, size, weight - np.log(np.add.reduceat(np.exp(weight), start)).repeat(size)
 
     def _draw_rows(
-        self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
+        self, storage: Storage, group: Int64[np.ndarray, "g"], k: int
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
         """Draw k rows of each group with replacement, by inverting the cumulative mass."""
-        slot, size, log_prob = self._within(storage, number)
+        slot, size, log_prob = self._within(storage, group)
         start, share = size.cumsum() - size, np.exp(log_prob)
         # Group i has the masses from i to i + 1.
         until = share.cumsum()
-        until -= np.repeat(until[start] - share[start] - np.arange(len(number)), size)
-        uniform = torch.rand(len(number), k, dtype=torch.float64, generator=self._rng).numpy()
-        place = until.searchsorted((uniform + np.arange(len(number))[:, None]).reshape(-1), "right")
+        until -= np.repeat(until[start] - share[start] - np.arange(len(group)), size)
+        uniform = torch.rand(len(group), k, dtype=torch.float64, generator=self._rng).numpy()
+        place = until.searchsorted((uniform + np.arange(len(group))[:, None]).reshape(-1), "right")
         last = np.repeat(start + size - 1, k)
         place = np.minimum(place, last)  # where the masses of a group round to less than 1
         return torch.from_numpy(slot[place]), torch.from_numpy(log_prob[place])
 
     def _draw_different_rows(
-        self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
+        self, storage: Storage, group: Int64[np.ndarray, "g"], k: int
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
         """Draw k different rows of each group, by perturbed log-weights; see ``gumbel_like``."""
-        slot, size, log_prob = self._within(storage, number)
-        of, n_positive = np.arange(len(number)).repeat(size), size
+        slot, size, log_prob = self._within(storage, group)
+        of, n_positive = np.arange(len(group)).repeat(size), size
         if self.temperature == math.inf:
             uniform = torch.rand(len(slot), dtype=torch.float64, generator=self._rng)
             order = (of + uniform.numpy()).argsort()
         else:
             gumbel = gumbel_like(torch.from_numpy(log_prob), self._rng)
             order = np.lexsort((-log_prob - gumbel.numpy(), of))
-            n_positive = np.bincount(of, log_prob > -np.inf, len(number)).astype(np.int64)
+            n_positive = np.bincount(of, log_prob > -np.inf, len(group)).astype(np.int64)
         nth = np.arange(k)
         if (fewest := int(n_positive.min())) < k:
             if self.replacement is False:
@@ -255,99 +249,62 @@ class GroupSampler(KeySampler):
         return some
 
     def _follow(self, storage: Storage) -> Weights:
-        groups, stored = self._groups, len(storage)
+        groups, distribution, stored = self._groups, self._distribution, len(storage)
         rows = None if groups is None else self._column.changed(storage)
-        if groups is None or rows is None or stored < groups.length:
+        if groups is None or rows is None or stored < self._stored:
             self._column.changed(storage)
             self._synced.features.register_storage(storage)
-            columns = self._synced.read_stored(storage)
-            groups = self._groups = Groups(storage.max_size, columns)
-            groups.assign(columns)
-            number = np.arange(len(groups.size))
+            columns, slot = self._synced.read_stored(storage), np.arange(stored)
+            groups = self._groups = EqualRows(storage.max_size, columns)
+            distribution = self._distribution = Weights(groups.capacity)
+            self._is_first, self._n_groups = np.zeros(groups.capacity, np.bool_), 0
+            of = [groups.prepare(columns)]
         elif rows.shape[0]:
-            rows, groups.changed = rows.unique(), []
-            columns = self._synced.read(storage.get(rows))
-            groups.write(rows.numpy(), groups.prepare(columns), stored)
-            number = np.unique(np.concatenate(groups.changed))
+            rows = rows.unique()
+            slot, columns = rows.numpy(), self._synced.read(storage.get(rows))
+            of = [groups.held_in(slot[slot < self._stored]), groups.prepare(columns)]
         else:
-            assert isinstance(self._distribution, Weights)
-            return self._distribution
-        return self._weigh(storage, groups, number)
-
-    def _weigh(self, storage: Storage, groups: Groups, number: Int64[np.ndarray, "g"]) -> Weights:
-        """Weigh groups anew."""
-        # A group is drawn by its first slot: its number depends on how the index came about.
-        distribution, n = self._distribution, len(groups.size)
-        assert distribution is None or isinstance(distribution, Weights)
-        if distribution is None or distribution.capacity != groups.capacity:
-            distribution, number = Weights(groups.capacity), np.arange(n)
-        if len(number) == n:  # all, perhaps of a new index
-            distribution.assign(torch.empty(0, dtype=torch.float64))
-            self._first, self._drops = np.full(n, -1), np.zeros(n, np.int8)
-        elif n > len(self._first):
-            more = n - len(self._first)
-            self._first = np.concatenate([self._first, np.full(more, -1)])
-            self._drops = np.concatenate([self._drops, np.zeros(more, np.int8)])
-        before, self._drops[number] = self._first[number], 0
-        number = number[groups.size[number] > 0]
-        distribution.update(*_weights(before[before >= 0], -np.inf))
-        if len(number):
-            slot, size = groups.members(number)
-            first = np.minimum.reduceat(slot, size.cumsum() - size)
-            weight, is_alike = self._weight_of(storage, slot, size)
-            distribution.update(*_weights(first, np.where(is_alike, -np.inf, weight)))
-            self._first[number] = first
-            self._drops[number] = np.where(is_alike, 1, np.where(weight == -np.inf, 2, 0))
-        self._n_groups = int(np.count_nonzero(groups.size))
-        self._distribution = distribution
+            assert isinstance(distribution, Weights)
+            return distribution
+        assert isinstance(distribution, Weights)
+        groups.put(slot, of[-1])
+        self._stored = stored
+        # Groups that rows came to or were taken from, of which the latter may have no rows now.
+        first = np.unique(np.concatenate([groups.first(each) for each in of]))
+        first = first[first >= 0]
+        slots, size = self._members(first)
+        former = np.unique(np.concatenate([slot, slots]))
+        former = former[self._is_first[former]]
+        distribution.update(*_weights(former, -np.inf))
+        distribution.update(*_weights(first, self._weight_of(storage, slots, size)))
+        self._is_first[former], self._is_first[first] = False, True
+        self._n_groups += len(first) - len(former)
         return distribution
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """The numbers of groups that the last draw excluded, by reason.
-
-        "min_variance": their keys vary too little; "weight": it is zero.
-        """
-        counts = np.bincount(self._drops, minlength=3).tolist()
-        return {"min_variance": counts[1], "weight": counts[2]}
 
     def _weight_of(
         self, storage: Storage, slot: Int64[np.ndarray, "m"], size: Int64[np.ndarray, "g"]
-    ) -> tuple[Float64[np.ndarray, "g"], Bool[np.ndarray, "g"]]:
-        """Return the log-weights of groups, given the slots and the size of each.
-
-        Also return which groups are excluded by ``min_variance``.
-        """
-        is_alike = np.zeros(len(size), np.bool_)
-        if self.weight in ("uniform", "size") and not self.min_variance:
-            return np.log(size) if self.weight == "size" else np.zeros(len(size)), is_alike
+    ) -> Float64[np.ndarray, "g"]:
+        """Return the log-weights of groups, given the slots and the size of each."""
+        if self.weight in ("uniform", "size"):
+            return np.log(size) if self.weight == "size" else np.zeros(len(size))
         values, start = self._values(storage, torch.from_numpy(slot)), size.cumsum() - size
         best = np.maximum.reduceat(values, start)
-        if self.weight == "best" and not self.min_variance:
-            return best, is_alike
-        needs = self.weight in ("variance", "success") or self.min_variance
-        if needs and not np.isfinite(values).all():
-            what = "min_variance" if self.min_variance else f"weight={self.weight!r}"
-            raise ArgumentError(f"{what} needs finite keys, got infinite ones")
+        if self.weight == "best":
+            return best
+        if self.weight == "variance" and not np.isfinite(values).all():
+            raise ArgumentError("weight='variance' needs finite keys, got infinite ones")
         with np.errstate(invalid="ignore"):  # of infinite keys, which a callable may ignore
             mean = np.add.reduceat(values, start) / size
             square = np.square(values - mean.repeat(size))
         is_equal = np.minimum.reduceat(values, start) == best  # whose variance may round above 0
         variance = np.where(is_equal, 0.0, np.add.reduceat(square, start) / size)
-        if self.min_variance:
-            is_alike = variance < self.min_variance
-        if callable(self.weight):
-            known = map(torch.from_numpy, (size, mean, variance, best))
-            weight = self.weight(GroupStatistics(*known))
-            if not isinstance(weight, Tensor) or weight.shape != size.shape or weight.isnan().any():
-                raise ArgumentError(f"weight must return {len(size)} numbers, got {weight!r:.80}")
-            return weight.to(torch.float64).cpu().numpy(), is_alike
-        if self.weight == "success" and mean.min() < 0:
-            raise ArgumentError(f"weight='success' needs keys of at least 0, got {values.min()}")
-        given = {"size": size, "variance": variance, "success": mean}
-        with np.errstate(divide="ignore"):
-            logs = {name: np.log(value) for name, value in given.items()}
-        return {**logs, "uniform": np.zeros(len(size)), "best": best}[self.weight], is_alike
+        if not callable(self.weight):
+            with np.errstate(divide="ignore"):
+                return np.log(variance)
+        weight = self.weight(GroupStatistics(*map(torch.from_numpy, (size, mean, variance, best))))
+        if not isinstance(weight, Tensor) or weight.shape != size.shape or weight.isnan().any():
+            raise ArgumentError(f"weight must return {len(size)} numbers, got {weight!r:.80}")
+        return weight.to(torch.float64).cpu().numpy()
 
     def _log_weight(self, value: Tensor) -> Tensor:
         return value
@@ -357,13 +314,13 @@ class GroupSampler(KeySampler):
     def state_dict(self) -> dict[str, Any]:
         """Return what it draws by, and the temperature."""
         names = {"group": name_of(self.group), "weight": name_of(self.weight)}
-        return {**super().state_dict(), **names, "min_variance": self.min_variance}
+        return {**super().state_dict(), **names}
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         own = self.state_dict()
-        since = {name: own[name] for name in ("weight", "min_variance")}  # 0.3.0 saved neither
-        super()._check_state(state_dict := {**since, **state_dict})
-        for name in ("group", "weight", "min_variance"):
+        state_dict = {"weight": own["weight"], **state_dict}  # which version 0.3.0 did not save
+        super()._check_state(state_dict)
+        for name in ("group", "weight"):
             if state_dict[name] != own[name]:
                 raise CheckpointMismatchError(
                     f"sampler state is of {name}={state_dict[name]!r}, expected {own[name]!r}"

@@ -15,7 +15,6 @@ from torch import Tensor
 from gfn_rb.arguments import name_of, require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
-from gfn_rb.numerics.near.index import PreparedRows
 from gfn_rb.numerics.near.neighbours import (
     HIGHER,
     NEVER,
@@ -23,14 +22,14 @@ from gfn_rb.numerics.near.neighbours import (
     AnyDistance,
     Distance,
     NearRows,
-    Rivals,
-    check_norm,
+    Prepared,
     near_index,
 )
 from gfn_rb.shapes import Float64, Int64, Rows
-from gfn_rb.writers.eviction_order import Evict, Tie
+from gfn_rb.writers.eviction_order import Tie
 from gfn_rb.writers.features import Features, SyncedIndex, Unique
-from gfn_rb.writers.reward import Found, RewardPrioritizedWriter, Written
+from gfn_rb.writers.ordered import Written
+from gfn_rb.writers.reward import Found, RewardPrioritizedWriter
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -78,8 +77,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         group: what rows are grouped by, a key, a list of keys, or a callable from items [n] to
             int64 fingerprints [n] or [n, d]. None: no groups.
         per_group: number of rows to keep of each group, at least 1; required with ``group``.
-        evict: which rows leave when the storage is full: the "worst" of all, or first those of the
-            "oldest_group", which is the group whose newest row is the oldest.
         largest: whether items of the largest keys are the best, or those of the smallest.
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
@@ -108,7 +105,6 @@ class DiversityWriter(RewardPrioritizedWriter):
         *,
         group: Unique = None,
         per_group: int | None = None,
-        evict: Evict = "worst",
         distance: Distance | None = None,
         largest: bool = True,
         track_generations: bool = False,
@@ -119,7 +115,6 @@ class DiversityWriter(RewardPrioritizedWriter):
             tie,
             group=group,
             per_group=per_group,
-            evict=evict,
             largest=largest,
             track_generations=track_generations,
         )
@@ -134,7 +129,9 @@ class DiversityWriter(RewardPrioritizedWriter):
         self.cutoff_distance = float(cutoff_distance)
         if distance is not None and p != 1.0:
             raise ArgumentError(f"p has no meaning beside a distance, got {p!r}")
-        self.p = check_norm(p)
+        if not (p == 0 or p >= 1):
+            raise ArgumentError(f"p must be 0 (Hamming distance), at least 1, or inf, got {p!r}")
+        self.p = float(p)
         self.distance = distance
         self.near = near
         self.when = when
@@ -156,8 +153,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             return super()._offer(data, key, columns)
         value = order.numbers(key)
         order.sync(storage)
-        may_reject = is_full and (limit is None or limit.evict == "worst")
-        if may_reject and not order.beats(float(value.max()), order.order.lowest):
+        if is_full and not order.beats(float(value.max()), order.order.lowest):
             return (nothing := np.zeros(0, np.int64)), nothing
         features = columns[0] if columns else self._index.read(data)
         self._index.sync(storage, features, order.version)
@@ -179,7 +175,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         features: Tensor,
         value: Float64[np.ndarray, "N"],
         row: Int64[np.ndarray, "n"],
-    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"], PreparedRows]:
+    ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "m"], Prepared]:
         """Choose among rows of a batch in ascending order, from the best one down.
 
         Returns:
@@ -193,9 +189,9 @@ class DiversityWriter(RewardPrioritizedWriter):
             beats = NOT_LOWER
         down = row[::-1].copy()
         prepared = index.prepare(features.index_select(0, torch.from_numpy(down)))
-        kept, removed = index.choose(prepared, Rivals(value[down], self._order.order.key, beats))
+        kept, removed = index.choose(prepared, value[down], self._order.order.key, beats)
         up = np.arange(len(row))[::-1]
-        return up[kept[::-1]], removed, prepared.select(up)
+        return up[kept[::-1]], removed, tuple([column[up] for column in prepared])
 
     # State.
 

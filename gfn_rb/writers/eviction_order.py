@@ -15,11 +15,10 @@ from gfn_rb.kernels import as_array
 from gfn_rb.kernels.order import Order
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.storages import is_laid_out
-from gfn_rb.torchrl_compat import bump_mutation_revision, set_length
-from gfn_rb.writers.rows import check_number, relocate
+from gfn_rb.torchrl_compat import all_slots, bump_mutation_revision, set_length
+from gfn_rb.writers.rows import check_number, tensors_of
 
 Tie = Literal["newest", "oldest"]
-Evict = Literal["worst", "oldest_group"]  # which rows leave when the storage is full
 
 _OFFERED, _WRITTEN = range(2)
 _UNKNOWN_RANK = torch.iinfo(torch.int64).max
@@ -48,7 +47,11 @@ class Moves(NamedTuple):
     def close_holes(self, storage: Storage) -> None:
         """Move rows in a storage, and cut it to its length."""
         if len(self.source):
-            relocate(storage, *map(torch.from_numpy, (self.source, self.hole)))
+            source, hole = map(torch.from_numpy, (self.source, self.hole))
+            for leaf in tensors_of(all_slots(storage)).values():
+                at, to = (each.to(leaf.device, non_blocking=True) for each in (source, hole))
+                leaf.index_copy_(0, to, leaf.index_select(0, at))
+            bump_mutation_revision(storage)
         if self.length < self.before:
             set_length(storage, self.length)
             bump_mutation_revision(storage)  # or samplers would take it for a write to some rows
@@ -107,10 +110,6 @@ class EvictionOrder:
             key = key.to(torch.float64)
         return key if self.largest else -key
 
-    def check(self, key: Float[Tensor, "m"]) -> None:
-        """Raise if one of :meth:`signed` keys is NaN or an infinite reward."""
-        check_number(self.signed(key), self.column.key)
-
     def sync(self, storage: Storage) -> Order:
         """Return the order, brought up to date if the storage changed since."""
         if self.order is None:
@@ -156,15 +155,7 @@ class EvictionOrder:
             ranks[move.tail] = _UNKNOWN_RANK
             order.put(move.hole, order.key[move.source], order.tie[move.source])
             order.remove(move.tail)
-        self.now_matches(storage)
-
-    def now_matches(self, storage: Storage) -> None:
-        """Record that the order holds what was just written to the storage."""
         self.version = self.column.version_after_write(storage)
-
-    def forget(self) -> None:
-        """Have the keys read anew."""
-        self.version = None
 
     # Comparing.
 
@@ -178,10 +169,10 @@ class EvictionOrder:
         return age if self.tie == "newest" else -age
 
     def numbers(self, key: Float[Tensor, "n"]) -> Float64[np.ndarray, "n"]:
-        """Return the keys of a batch, or raise if one is NaN or an infinite reward."""
+        """Return :meth:`signed` keys, or raise if one is NaN or an infinite reward."""
         value: np.ndarray = as_array(key).astype(np.float64, copy=False)
         if not (value.max() if self.largest else -value.min()) < math.inf:
-            self.check(key)
+            check_number(self.signed(key), self.column.key)
         return value
 
     def sort(self, value: Float64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
@@ -235,8 +226,7 @@ class EvictionOrder:
         """Return to counters, and read the keys anew."""
         self._counters.numpy()[: len(counters)] = counters
         self.ranks(storage)[len(storage) :] = _UNKNOWN_RANK
-        self.order = None  # it may have been left in the middle of a change
-        self.forget()
+        self.order = self.version = None  # it may have been left in the middle of a change
 
     def empty(self, storage: Storage | None, empty_write_count: bool = True) -> None:
         """Start anew, for the storage was emptied."""
@@ -260,7 +250,7 @@ class EvictionOrder:
         known[: len(rank)] = rank
         known[len(rank) :] = _UNKNOWN_RANK
         self._counters.numpy()[:] = state["offered"], state["written"]
-        self.forget()
+        self.version = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what this process saw of the storage."""

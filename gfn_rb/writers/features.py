@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
@@ -15,9 +16,9 @@ from gfn_rb.column import Version
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
+from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.flat import equal_bits, flat_rows
-from gfn_rb.numerics.near.index import SlotIndex
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, length_of
@@ -45,7 +46,11 @@ class Features:
         names = set(data.keys())  # a lookup in a TensorDict takes longer
         rows = _default(data, names) if self.source is None else self._of(data)
         if CONDITION in names:
-            rows = _side_by_side(rows, _flat(data.get(CONDITION)))
+            condition = _flat(data.get(CONDITION))
+            dtype = torch.promote_types(rows.dtype, condition.dtype)
+            if rows.is_floating_point() != condition.is_floating_point():
+                dtype = torch.float64  # which holds both without loss
+            rows = torch.cat([rows.to(dtype), condition.to(dtype)], 1)
         if rows.is_cpu:  # what is on a device is looked at once it was fetched
             require_finite(rows)
         return rows.detach() if rows.requires_grad else rows
@@ -93,7 +98,7 @@ class ObjectColumns(Features):
     def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
         """Return one row per item."""
         if callable(self.source):
-            return _fingerprints(self.source(data), data.shape[0], self._name)
+            return self._fingerprints(self.source(data), data.shape[0])
         if self._read != [STATE]:
             parts = [self._columns(data, key) for key in self._read]
             return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
@@ -110,29 +115,26 @@ class ObjectColumns(Features):
                     f"data lacks the key {key!r} of {self._name}: it holds "
                     f"{sorted(map(str, data.keys(True)))}"
                 )
-            return equal_bits(self._checked(key, _flat(value)))
+            entry = _flat(value)
+            is_checked = self._name == "group" and entry.is_cpu and entry.is_floating_point()
+            if is_checked and bool(entry.isnan().any()):  # which is in no group
+                raise NaNError(f"group {key!r} is NaN in some items: nothing was written")
+            return equal_bits(entry)
         return self._encoded.hashes(data, key)
 
-    def _checked(self, key: NestedKey, entry: Tensor) -> Tensor:
-        """Return an entry, or raise if a group on the host is NaN, which is in no group."""
-        is_checked = self._name == "group" and entry.is_cpu and entry.is_floating_point()
-        if is_checked and bool(entry.isnan().any()):
-            raise NaNError(f"group {key!r} is NaN in some items: nothing was written")
-        return entry
+    def _fingerprints(self, rows: Any, n: int) -> Int64[Tensor, "n d"]:
+        name = self._name
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim not in (1, 2):
+            came = f"{rows.dtype} of shape {list(rows.shape)}" if isinstance(rows, Tensor) else rows
+            raise ShapeError(f"{name} must return int64 fingerprints, [n] or [n, d], got {came}")
+        if rows.shape[0] != n:
+            raise ShapeError(f"{name} must return {n} fingerprints, one per item, got {len(rows)}")
+        return rows if rows.ndim == 2 else rows[:, None]
 
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry; see :meth:`Features.reads`."""
         read = (STATE, LENGTH, IS_BACKWARD, CONDITION) if self._read == [STATE] else self._read
         return callable(self.source) or name in read
-
-
-def _fingerprints(rows: Any, n: int, name: str) -> Int64[Tensor, "n d"]:
-    if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim not in (1, 2):
-        came = f"{rows.dtype} of shape {list(rows.shape)}" if isinstance(rows, Tensor) else rows
-        raise ShapeError(f"{name} must return int64 fingerprints, [n] or [n, d], got {came}")
-    if rows.shape[0] != n:
-        raise ShapeError(f"{name} must return {n} fingerprints, one per item, got {len(rows)}")
-    return rows if rows.ndim == 2 else rows[:, None]
 
 
 def _default(data: Rows, names: set[str]) -> Tensor:
@@ -166,14 +168,6 @@ def _real(rows: Tensor) -> Tensor:
     return rows
 
 
-def _side_by_side(rows: Tensor, condition: Tensor) -> Tensor:
-    """Append the condition, in a dtype that holds both without loss."""
-    dtype = torch.promote_types(rows.dtype, condition.dtype)
-    if rows.is_floating_point() != condition.is_floating_point():
-        dtype = torch.float64
-    return torch.cat([rows.to(dtype), condition.to(dtype)], 1)
-
-
 def require_finite(rows: Tensor) -> Tensor:
     """Return features that are on the host."""
     if not rows.is_floating_point() or bool(torch.isfinite(rows).all()):
@@ -184,6 +178,34 @@ def require_finite(rows: Tensor) -> Tensor:
         f"features are NaN or infinite in {int(bad.sum())} of {rows.shape[0]} items, first at "
         f"position {first}: expected finite numbers, nothing was written"
     )
+
+
+@runtime_checkable
+class SlotIndex(Protocol):
+    """An index of what the slots of a storage hold; its rows are of one width and dtype."""
+
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> tuple[np.ndarray, ...]:
+        """Return finite rows as the index files them, until it is next changed."""
+
+    def put(self, slot: Int64[np.ndarray, "n"], prepared: Any) -> None:
+        """Put rows into slots, each once, over others or behind all."""
+
+    def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
+        """Copy rows from slots into others."""
+
+    def remove(self, slot: Int64[np.ndarray, "m"]) -> None:
+        """Take out the rows in the last slots."""
+
+
+class EqualRows(Objects):
+    """An index of equal rows, whatever their numbers are."""
+
+    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
+        super().__init__(capacity, equal_bits(like[:0]).shape[1])
+
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> Hashed:
+        """Return rows with their codes; see :meth:`SlotIndex.prepare`."""
+        return self.hashed(equal_bits(rows).numpy())
 
 
 Index = TypeVar("Index", bound=SlotIndex)
@@ -199,6 +221,7 @@ class SyncedIndex(Generic[Index]):
         self.features = features
         self._make = make
         self._index: Index | None = None
+        self._like: Tensor | None = None  # rows of the width and dtype of the index
         self.version: Version | None = None  # of the storage's content that the index holds
 
     @property
@@ -214,27 +237,26 @@ class SyncedIndex(Generic[Index]):
 
     def sync(self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None) -> Index:
         """Return an index fit to look rows up, read anew unless it is of this version."""
-        index = self._index
-        if index is None or (not length_of(storage) and not self._fits(rows)):
-            index = self._make(storage.max_size, rows)
-        elif not self._fits(rows):
+        index, like = self._index, self._like
+        fits = like is not None and (rows.dtype, rows.shape[1]) == (like.dtype, like.shape[1])
+        if like is not None and not fits and length_of(storage):
             raise ShapeError(
                 f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
-                f"{index.like.dtype} of width {index.like.shape[1]} as before"
+                f"{like.dtype} of width {like.shape[1]} as before"
             )
-        if version is not None and version != self.version:
-            index.assign(self.read_stored(storage) if len(storage) else rows[:0])
-            self.version = version
+        is_old = version is not None and version != self.version
+        if index is None or not fits or is_old:
+            index, self._like = self._make(storage.max_size, rows), rows[:0].clone()
+            if is_old and len(storage):
+                held = self.read_stored(storage)
+                index.put(np.arange(len(held)), index.prepare(held))
+            self.version = version if is_old else self.version
         self._index = index
         return index
 
     def forget(self) -> None:
         """Read everything anew: an exception may have left the index in the middle of a change."""
-        self._index = self.version = None
-
-    def _fits(self, rows: Shaped[Tensor, "n d"]) -> bool:
-        like = self.index.like
-        return rows.shape[1:] == like.shape[1:] and rows.dtype == like.dtype
+        self._index = self._like = self.version = None
 
     def read_stored(self, storage: Storage) -> Shaped[Tensor, "n d"]:
         """Return what all stored rows are compared by, on the host."""
@@ -246,13 +268,13 @@ class SyncedIndex(Generic[Index]):
         """Follow rows that were written, if any, and moved in a storage that it matched before."""
         index = self.index
         if prepared is not None:
-            index.write(move.target, prepared, max(move.length, move.before))
+            index.put(move.target, prepared)
         if len(move.source):
             index.move(move.source, move.hole)
-        if move.length < index.length:
-            index.shorten(move.length)
+        if move.length < move.before:
+            index.remove(move.tail)
         self.version = version
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the index, which each process makes from the storage."""
-        return {**self.__dict__, "_index": None, "version": None}
+        return {**self.__dict__, "_index": None, "_like": None, "version": None}

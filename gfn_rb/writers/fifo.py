@@ -25,7 +25,6 @@ from gfn_rb.sharing import (
 )
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import is_laid_out, require_columns, storage_device
-from gfn_rb.writers.eviction_order import Evict
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
@@ -58,8 +57,6 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             rejects the new one.
         group: what rows are grouped by, as one of the kinds that ``unique`` takes. None: no groups.
         per_group: number of rows to keep of each group, at least 1; required with ``group``.
-        evict: which rows leave when the storage is full: the oldest ("worst"), or first those of
-            the "oldest_group", which is the group whose newest row is the oldest.
         track_generations: whether to count the writes of each slot, which ``rb.update_if_present``
             needs.
         compilable: no effect; accepted because TorchRL passes it to its own writers.
@@ -75,15 +72,12 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         *,
         group: Unique = None,
         per_group: int | None = None,
-        evict: Evict = "worst",
         **options: Any,
     ) -> Any:
         """Make a writer, of another class where objects are unique or groups limited."""
-        if unique is None and group is None and per_group is None and evict == "worst":
+        if unique is None and group is None and per_group is None:
             return super().__new__(cls, on_duplicate=on_duplicate, **options)
-        return UniqueFIFOWriter(
-            unique, on_duplicate, group=group, per_group=per_group, evict=evict, **options
-        )
+        return UniqueFIFOWriter(unique, on_duplicate, group=group, per_group=per_group, **options)
 
     def __init__(
         self,
@@ -92,7 +86,6 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         *,
         group: Unique = None,
         per_group: int | None = None,
-        evict: Evict = "worst",
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
@@ -312,7 +305,7 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
     ) -> None:
         super().__init__(INDEX, "newest", unique, on_duplicate, **options)
         self._order.column = EqualKeys(INDEX)
-        self._watch()  # the column is another one now
+        self._watch(self._indexes)  # the column is another one now
 
     def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])

@@ -3,64 +3,43 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, unravel_key
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
-from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import name_of, require_choice, require_flag, require_key, require_kind
-from gfn_rb.column import KeyColumn
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.arguments import name_of, require_choice, require_kind
+from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.kernels.objects import Hashed
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.numerics.near.index import EqualRows
 from gfn_rb.shapes import Bool, Float64, Int64, Rows, Shaped
 from gfn_rb.sharing import (
     one_thread,
     one_write,
     record_slots,
     recording,
-    require_access,
-    share_writes,
-    write_whole,
 )
-from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
-from gfn_rb.storages import require_rows
-from gfn_rb.writers.eviction_order import Evict, EvictionOrder, Tie, moves_of
-from gfn_rb.writers.features import Features, ObjectColumns, SyncedIndex, Unique, require_finite
-from gfn_rb.writers.rows import (
-    Copy,
-    RowLayout,
-    carry_out,
-    check_number,
-    check_slots,
-    check_stored,
-    copies_from,
-    copies_to,
-    finish_write,
-    one_batch,
-    scalar_key,
+from gfn_rb.writers.eviction_order import Tie, moves_of
+from gfn_rb.writers.features import (
+    EqualRows,
+    ObjectColumns,
+    SyncedIndex,
+    Unique,
+    require_finite,
 )
+from gfn_rb.writers.ordered import REASONS, OrderedWriter, Written
+from gfn_rb.writers.rows import check_number, check_stored, one_batch, scalar_key
 
 if TYPE_CHECKING:
     from gfn_rb.writers.group_limit import GroupLimit
 
 OnDuplicate = Literal["refresh", "keep"]
 
-# Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
-_REASONS = ("duplicate", "near", "group_full", "worst")
-_GENERATION = "generation"  # of the state: how often each slot was written to
-
 _NONE = np.zeros(0, np.int64)  # slots
-
-Written = tuple[np.ndarray, np.ndarray]  # int64: rows of a batch that were written, their slots
 
 
 class Found(NamedTuple):
@@ -71,7 +50,7 @@ class Found(NamedTuple):
     at: Int64[np.ndarray, "m"]  # the place of each row there
 
 
-class RewardPrioritizedWriter(StateInFolder, Writer):
+class RewardPrioritizedWriter(OrderedWriter):
     """A writer that keeps the ``capacity`` items of highest key ever offered.
 
     A batch is merged as a whole. Its best rows replace the worst stored rows, pair by pair, as long
@@ -99,8 +78,6 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             stored an object twice, the first row is refreshed.
         group: what rows are grouped by, as one of the kinds that ``unique`` takes. None: no groups.
         per_group: number of rows to keep of each group, at least 1; required with ``group``.
-        evict: which rows leave when the storage is full: the "worst" of all, or first those of the
-            "oldest_group", which is the group whose newest row is the oldest.
         largest: whether items of the largest keys are the best, or those of the smallest.
         track_generations: whether to count the writes of each slot, which
             ``rb.update_if_present`` needs.
@@ -128,67 +105,27 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         *,
         group: Unique = None,
         per_group: int | None = None,
-        evict: Evict = "worst",
         largest: bool = True,
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
-        super().__init__()
-        require_flag("track_generations", track_generations)
-        self.tracks_generations = track_generations
-        self._restored: dict[str, Any] | None = None  # a state, until there is a storage
-        require_key("key", key)
-        require_choice("tie", tie, ("newest", "oldest"))
+        super().__init__(key, tie, largest, track_generations)
         require_choice("on_duplicate", on_duplicate, ("refresh", "keep"))
-        require_flag("largest", largest)
-        self.key = key
-        self.unique = unique
-        self.on_duplicate = on_duplicate
-        self._order = EvictionOrder(KeyColumn(key), tie, largest)
-        self._index: SyncedIndex[Any] | None = None  # rows by what tells whether they are the same
-        self.group, self.per_group, self.evict = group, per_group, evict
-        self._limit: GroupLimit | None = None
-        require_choice("evict", evict, ("worst", "oldest_group"))
         if (group is None) != (per_group is None):
             raise ArgumentError(
                 f"group and per_group must be given together, got {group!r:.80} and {per_group!r}"
             )
-        if evict != "worst" and group is None:
-            raise ArgumentError(f"evict={evict!r} needs a group, got group=None")
+        self.unique, self.on_duplicate = unique, on_duplicate
+        self.group, self.per_group = group, per_group
+        self._index: SyncedIndex[Any] | None = None  # rows by what tells whether they are the same
+        self._limit: GroupLimit | None = None
         if unique is not None:
             self.identify(unique)
         if group is not None:
             self.group_by(group)
-        self._layout = RowLayout()
-        self.rejected = dict.fromkeys(_REASONS, 0)
-        self._rejected_now = dict.fromkeys(_REASONS, 0)  # of a batch that is being offered
-        self._stored = 0  # rows in use when a batch was offered
+        self._rejected_now = dict.fromkeys(REASONS, 0)  # of a batch that is being offered
 
     # What TorchRL calls.
-
-    def register_storage(self, storage: Storage) -> None:
-        """Attach the storage to write to.
-
-        Args:
-            storage: one-dimensional ``TensorStorage``, one row per item.
-
-        Raises:
-            ShapeError: any other storage.
-            CheckpointMismatchError: a state was restored that holds more items.
-        """
-        require_rows(storage)
-        if self._restored is not None:
-            self._check_size(len(self._restored["rank"]), storage)
-        super().register_storage(storage)
-        if self.tracks_generations:
-            compat.track_slot_generations(storage)
-        if self._restored is not None:
-            state, self._restored = self._restored, None
-            self.load_state_dict(state)
-        for index in self._indexes:
-            index.features.register_storage(storage)
-        if share_writes(storage, self):
-            self._order.share()
 
     def add(self, data: Rows) -> int:
         """Offer one item.
@@ -240,13 +177,13 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
                 lay_out(storage, data[0])
             offered, written = self._order.counters()
-            self._rejected_now = now = dict.fromkeys(_REASONS, 0)
+            self._rejected_now = now = dict.fromkeys(REASONS, 0)
             self._stored = compat.length_of(storage)
             row, target = self._offer(data, key, rows)
             self._order.count(offered + n, written + len(row))
         if len(row) < n:
             now["worst"] = n - len(row) - sum(now.values())
-            for reason in _REASONS:
+            for reason in REASONS:
                 self.rejected[reason] += now[reason]
         slot = torch.full((n,), -1)
         if len(row):
@@ -262,27 +199,14 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         from gfn_rb.writers.group_limit import GroupLimit  # few writers need it
 
         assert self.per_group is not None
-        self._limit = GroupLimit(group, self.per_group, self.evict)
-        self._watch()
+        self._limit = GroupLimit(group, self.per_group)
+        self._compare_by(self._index)
 
-    def _compare_by(self, index: SyncedIndex[Any]) -> None:
-        """Compare rows by an index."""
+    def _compare_by(self, index: SyncedIndex[Any] | None) -> None:
+        """Compare rows by an index, and by that of groups."""
         self._index = index
-        self._watch()
-
-    @property
-    def _indexes(self) -> list[SyncedIndex[Any]]:
-        indexes = [] if self._index is None else [self._index]
-        return indexes if self._limit is None else [*indexes, self._limit.synced]
-
-    def _watch(self) -> None:
-        """Watch what the indexes read together with the key."""
-        features = [index.features for index in self._indexes]
-        if self._storage is not None:
-            for each in features:
-                each.register_storage(self._storage)
-        self._order.column.watch_also(partial(_read_by_any, features))
-        self._order.forget()
+        indexes = [index, None if self._limit is None else self._limit.synced]
+        self._watch([each for each in indexes if each is not None])
 
     # What users call.
 
@@ -307,7 +231,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self._order.sync(storage)
         rows = self._index.read(data)
         index = self._index.sync(storage, rows, self._order.version)
-        slot = torch.from_numpy(index.first_slot(index.prepare(rows)))
+        slot = torch.from_numpy(index.first(index.prepare(rows)))
         compat.attach_generations(slot, storage)
         return slot
 
@@ -399,6 +323,24 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Return the indexes that match the storage, as the order does."""
         return [each for each in self._indexes if each.version == self._order.version]
 
+    @property
+    def tie(self) -> Tie:
+        """Among equal keys, whether the "newest" or the "oldest" items are kept."""
+        return self._order.tie
+
+    @property
+    def largest(self) -> bool:
+        """Whether items of the largest keys are kept, or of the smallest."""
+        return self._order.largest
+
+    def _options(self) -> dict[str, Any]:
+        options = super()._options()
+        if self.unique is not None:
+            options |= {"unique": name_of(self.unique), "on_duplicate": self.on_duplicate}
+        if self.group is not None:
+            options |= {"group": name_of(self.group), "per_group": self.per_group}
+        return options
+
     # Choosing.
 
     def _keys_of(self, data: Rows) -> Tensor:
@@ -412,10 +354,9 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         storage, order, limit = self._storage, self._order, self._limit
         by = None if self.unique is None else self._index
         n_free = storage.max_size - self._stored
-        if by is None and limit is None and key.shape[0] <= n_free:
-            order.check(key)
-            return self._append(data)
         value = order.numbers(key)
+        if by is None and limit is None and len(value) <= n_free:
+            return self._append(data)
         order.sync(storage)
         is_offered = slot = objects = None
         if by is not None:
@@ -446,7 +387,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
         None stands for all rows, and for no slots.
         """
-        n, slot = len(prepared.code), index.first_slot(prepared)
+        n, slot = len(prepared.code), index.first(prepared)
         is_offered = index.last_twins(prepared) == np.arange(n)
         is_new = slot < 0
         if self.on_duplicate == "keep":
@@ -478,27 +419,18 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """
         order, limit, place = self._order, self._limit, np.arange(len(row))
         if limit is not None:
-            group = known[-1].prepared.columns[0][known[-1].at]
+            group = known[-1].prepared.select(known[-1].at)
             slot = np.full(len(row), -1) if slot is None else slot
             place, slot, spare = limit.choose(order, group, value[row], slot, spare)
             self._rejected_now["group_full"] = len(row) - len(place)
         given_up = spare if slot is None else np.concatenate([slot[slot >= 0], spare])
         n_free = self._storage.max_size - self._stored + len(given_up)
         if len(place) > n_free:
-            some = row[place]
-            lost: Any
-            if limit is None or limit.evict == "worst":
-                n_lost, out = order.compete(value[some], n_free, given_up)
-                lost, stays = slice(n_lost), slice(n_lost, None)
-            else:
-                lost, out = limit.remove_oldest(
-                    order, group[place], value[some], order.rank(some), given_up, len(some) - n_free
-                )
-                stays = ~lost
-            place, spare = place[stays], np.concatenate([spare, out]) if len(spare) else out
+            n_lost, out = order.compete(value[row[place]], n_free, given_up)
+            place, spare = place[n_lost:], np.concatenate([spare, out]) if len(spare) else out
             if slot is not None:
-                spare = np.concatenate([spare, slot[lost][slot[lost] >= 0]])
-                slot = slot[stays]
+                lost, slot = slot[:n_lost], slot[n_lost:]
+                spare = np.concatenate([spare, lost[lost >= 0]])
         if slot is not None:  # those that take over a slot come first
             takes_over = slot >= 0
             spare = np.concatenate([slot[takes_over], spare])
@@ -507,203 +439,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         elif len(place) > len(spare):  # rows are put at the end in the order of the batch
             place = place[row[place].argsort()]
         row = row[place]
-        chosen = [(synced, prepared.select(at[place])) for synced, prepared, at in known]
+        chosen = [
+            (synced, tuple([column[at[place]] for column in prepared]))
+            for synced, prepared, at in known
+        ]
         return row, self._write(data, row, value[row], spare, chosen)
-
-    # Writing.
-
-    def _append(self, data: Rows) -> Written:
-        """Write the whole batch into free slots. Nothing is compared before the storage is full."""
-        storage, stored, order = self._storage, self._stored, self._order
-        row = np.arange(data.shape[0])
-        target, rank = row + stored, order.rank(row)
-        slot = torch.from_numpy(target)
-        copies = copies_from(storage, stored, data)
-        self._commit(copies, slot, rank, len(row), stored + len(row), int(target[-1]))
-        self._announce(slot)
-        return row, target
-
-    def _write(
-        self,
-        data: Rows,
-        row: Int64[np.ndarray, "k"],
-        key: Float64[np.ndarray, "k"],
-        removed: Int64[np.ndarray, "r"],
-        known: list[tuple[SyncedIndex[Any], Any]],
-    ) -> Int64[np.ndarray, "k"]:
-        """Write rows of a batch over removed ones and then behind all, and return their slots.
-
-        Where fewer rows come in than go out, rows from the end take the slots that are left.
-        """
-        if not len(row) and not len(removed):
-            return row
-        storage, order = self._storage, self._order
-        move, rank = moves_of(len(row), removed, self._stored), order.rank(row)
-        slot, chosen = torch.from_numpy(move.target), torch.from_numpy(row)
-        changed = slot
-        if move.length < move.before:
-            overwritten = torch.from_numpy(move.slots)
-            record_slots(storage, overwritten)
-            if len(row):
-                carry_out(copies_to(storage, slot, data, chosen))
-                finish_write(storage, max(move.length, move.before))
-                order.ranks(storage)[slot] = torch.from_numpy(rank)
-            move.close_holes(storage)
-            compat.raise_slot_generations(storage, overwritten)
-            changed = overwritten[: len(row) + len(move.hole)]
-        else:
-            copies = copies_to(storage, slot, data, chosen)
-            self._commit(copies, slot, rank, data.shape[0], move.length)
-        self._announce(changed)
-        order.follow(storage, move, key, rank)
-        for synced, prepared in known:
-            synced.follow(move, prepared, order.version)
-        return move.target
-
-    def _commit(
-        self,
-        copies: list[Copy],
-        slot: Int64[Tensor, "k"],
-        rank: Int64[np.ndarray, "k"],
-        n_offered: int,
-        length: int,
-        cursor: int | None = None,
-    ) -> None:
-        """Carry out copies with the ranks and counters, so that an exception leaves all or none."""
-        storage, order = self._storage, self._order
-        ranks, (offered, written) = order.ranks(storage).numpy(), order.counters()
-        copies = [*copies, *compat.raised_generations(storage, slot)]
-
-        def commit() -> None:
-            carry_out(copies)
-            ranks[slot.numpy()] = rank
-            order.count(offered + n_offered, written + len(rank))
-            finish_write(storage, length, cursor)
-
-        write_whole(storage, slot, commit)
-
-    def _announce(self, index: Tensor) -> None:
-        """Tell samplers which slots have changed."""
-        self._order.column.announce(self._storage, index)
-        compat.mark_update(self._storage, index)
-
-    # State.
-
-    @property
-    def tie(self) -> Tie:
-        """Among equal keys, whether the "newest" or the "oldest" items are kept."""
-        return self._order.tie
-
-    @property
-    def largest(self) -> bool:
-        """Whether items of the largest keys are kept, or of the smallest."""
-        return self._order.largest
-
-    @property
-    def _write_count(self) -> int:
-        return self._order.counters()[1]
-
-    def _empty(self, empty_write_count: bool = True) -> None:
-        require_access(self._storage, self)
-        self._order.empty(self._storage, empty_write_count)
-        if empty_write_count:
-            self.rejected = dict.fromkeys(_REASONS, 0)
-        if self._storage is not None:
-            compat.raise_slot_generations(self._storage)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the age of each item and the counters, which the storage does not hold."""
-        if self._restored is not None:
-            return {**self._restored}
-        state = {**self._options(), **self._order.state(self._storage)}
-        if self._storage is not None and self.tracks_generations:
-            state[_GENERATION] = compat.slot_generations(self._storage).clone()
-        return state
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
-
-        Args:
-            state_dict: state of a writer with the same options.
-
-        Raises:
-            CheckpointMismatchError: the state is of a writer with other options, or of a larger
-                storage.
-        """
-        expected, beside = self._options(), {_GENERATION, *self._order.state(None)}
-        came = {name: value for name, value in state_dict.items() if name not in beside}
-        if came != expected or "rank" not in state_dict:
-            came = came if "rank" in state_dict else {}
-            raise CheckpointMismatchError(
-                f"writer state is of {_listed(came)}, expected {_listed(expected)}"
-            )
-        require_numbers("rank", rank := state_dict["rank"], torch.int64)
-        for name in ("offered", "written"):
-            require_count(name, state_dict[name])
-        if (known := state_dict.get(_GENERATION)) is not None:
-            require_numbers(_GENERATION, known, torch.int64)
-        if self._storage is None:
-            self._restored = {**state_dict}
-            return
-        self._check_size(rank.shape[0], self._storage)
-        check_slots(self._storage)
-        self._order.restore(self._storage, state_dict)
-        compat.raise_slot_generations(self._storage)  # without stamps, all rows are new ones
-        if self.tracks_generations and known is not None:
-            stamps = compat.track_slot_generations(self._storage)
-            stamps[: known.shape[0]] = known[: stamps.shape[0]]
-        self._forget_indexes()
-
-    def _forget_indexes(self) -> None:
-        for index in self._indexes:
-            index.forget()
-
-    @staticmethod
-    def _check_size(n: int, storage: Storage) -> None:
-        if n > storage.max_size:
-            raise CheckpointMismatchError(
-                f"writer state is of {n} items, expected at most {storage.max_size}"
-            )
-
-    def _options(self) -> dict[str, Any]:
-        """Return what a state is recognised by. A callable has no name that means anything."""
-        options: dict[str, Any] = {"tie": self.tie, "largest": self.largest, "key": str(self.key)}
-        if self.unique is not None:
-            options |= {"unique": name_of(self.unique), "on_duplicate": self.on_duplicate}
-        if self.group is not None:
-            group = name_of(self.group)
-            options |= {"group": group, "per_group": self.per_group, "evict": self.evict}
-        return options
-
-    # What a lock asks for, where processes share the storage.
-
-    def slot_tensors(self) -> list[Tensor]:
-        """Return the position of each slot in the order of eviction."""
-        return [self._order.ranks(self._storage)]
-
-    def counters(self) -> list[int]:
-        """Return the numbers of rows offered and written."""
-        return self._order.counters()
-
-    def roll_back(self, counters: list[int]) -> None:
-        """Restore what :meth:`counters` returned, and have every process read the keys anew."""
-        self._order.roll_back(counters, self._storage)
-        self._forget_indexes()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Make sure that a process this is sent to shares the state, rather than starts its own."""
-        if self._storage is not None:
-            self._order.ranks(self._storage)
-        return super().__getstate__()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({_listed(self._options())})"
-
-
-def _read_by_any(features: list[Features], name: NestedKey) -> bool:
-    return any(each.reads(name) for each in features)
-
-
-def _listed(options: dict[str, Any]) -> str:
-    """Return options as an error names them."""
-    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "another kind"

@@ -238,14 +238,6 @@ def tensors_of(rows: Rows) -> dict[NestedKey, Tensor]:
     return dict(rows.items(True, True))
 
 
-def relocate(storage: Storage, source: Tensor, target: Tensor) -> None:
-    """Write stored rows over others."""
-    for leaf in tensors_of(compat.all_slots(storage)).values():
-        at, to = (each.to(leaf.device, non_blocking=True) for each in (source, target))
-        leaf.index_copy_(0, to, leaf.index_select(0, at))
-    compat.bump_mutation_revision(storage)
-
-
 class RowLayout:
     """Names, shapes and dtypes of the entries of each item of a storage."""
 

@@ -243,7 +243,7 @@ def test_options_are_those_of_the_buffers():
     given = inspect.signature(ReplayBuffer.__init__).parameters.keys()
     given |= inspect.signature(GFNReplayBuffer.__init__).parameters.keys()
     of_presets = {"device", "compact", "env", "statistics", "priority_key"}
-    of_presets |= {"group", "per_group", "evict"}
+    of_presets |= {"group", "per_group"}
     of_parts = {"self", "options", "writer", "sampler"}
     assert set(BufferOptions.__annotations__) == (given - of_parts) | of_presets
 

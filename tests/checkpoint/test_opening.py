@@ -113,7 +113,7 @@ OPTIONS = {
     "quantiles": lambda: {"sampler": QuantileRewardSampler(top_fraction=0.2)},
     "recency": lambda: {"sampler": RecencySampler(decay=0.9, key="policy_version")},
     "groups drawn": lambda: {"sampler": GroupSampler("state", num_groups=5)},
-    "groups kept": lambda: {"group": "state", "per_group": 2, "evict": "oldest_group"},
+    "groups kept": lambda: {"group": "state", "per_group": 2},
     "unique": lambda: {"unique": ["state", "log_reward"], "on_duplicate": "keep"},
     "a writer": lambda: {"writer": RewardPrioritizedWriter(tie="oldest", largest=False)},
     "diverse": lambda: {"writer": DiversityWriter(features=state_of, cutoff_distance=1.5, p=2)},

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from gfn_rb.kernels.objects import Objects
@@ -20,6 +14,12 @@ def check(objects: Objects, plain: dict[int, tuple], offered: np.ndarray) -> Non
     slots = [sorted(slot for slot, row in plain.items() if row == key) for key in keys]
     assert objects.first(hashed).tolist() == [each[0] if each else -1 for each in slots]
     assert objects.twins(hashed).tolist() == [keys.index(key) for key in keys]
+    assert objects.last_twins(hashed).tolist() == [
+        len(keys) - 1 - keys[::-1].index(key) for key in keys
+    ]
+    found, size = objects.members(hashed)
+    assert size.tolist() == [len(each) for each in slots]
+    assert [sorted(part.tolist()) for part in np.split(found, size.cumsum()[:-1])] == slots
 
 
 def run(seed: int, capacity: int, width: int, n_steps: int, most: int) -> list[int]:
@@ -45,8 +45,7 @@ def run(seed: int, capacity: int, width: int, n_steps: int, most: int) -> list[i
                 {t: plain[s] for s, t in zip(source.tolist(), target.tolist(), strict=True)}
             )
         elif rng.integers(5) == 0:
-            objects.clear()
-            plain = {}
+            objects, plain = objects.sibling(capacity), {}
         check(objects, plain, rng.integers(-2, 3, (7, width)))
     return objects.first(objects.hashed(np.ones((1, width), np.int64))).tolist()
 
@@ -78,30 +77,3 @@ def test_rows_that_collide_under_plain_hashes_are_found_at_once() -> None:
 def test_keys_differ_between_indexes() -> None:
     row = np.array([[1, 2, 3]])
     assert Objects(1, 3).hashed(row).code != Objects(1, 3).hashed(row).code
-
-
-INTERPRETED = """
-import numpy as np
-import warnings
-warnings.simplefilter("error")
-from tests.kernels import test_objects, test_order
-print(test_objects.run(1, 30, 2, 20, 5), test_objects.run(2, 10, 1, 20, 10))
-print(test_order.run(3, 300, 40, 5, np.array([0.0, 1.0, 2.5])))
-print(test_order.run(4, 300, 10, 300, np.array([0.0, 1.5])))
-"""
-
-
-@pytest.mark.slow
-def test_the_loops_give_the_same_compiled_and_interpreted() -> None:
-    compiled, interpreted = (
-        subprocess.run(
-            [sys.executable, "-c", INTERPRETED],
-            env={**os.environ, "NUMBA_DISABLE_JIT": disable},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for disable in "01"
-    )
-    assert compiled == interpreted != ""

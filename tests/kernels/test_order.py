@@ -61,9 +61,6 @@ def run(seed: int, capacity: int, n_steps: int, most: int, keys: np.ndarray) -> 
             key, tie = rng.choice(keys, n), rng.integers(-2, 3, n)
             order.assign(key, tie)
             plain.rows = dict(enumerate(zip(key, tie, strict=True)))
-        elif rng.integers(4) == 0:
-            order.clear()
-            plain.rows = {}
         check(order, plain)
     return order.first(len(order)).tolist()
 

@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -227,47 +224,6 @@ def test_draws_at_the_ends_of_a_node_have_weight(monkeypatch, uniform):
             before = (log_weight[:row].double() - tree.log_total).exp().sum()
             assert before <= uniform + 1e-12
             assert before + (log_weight[row].double() - tree.log_total).exp() >= uniform - 1e-12
-
-
-@pytest.mark.slow
-def test_loops_give_the_same_compiled_and_interpreted(tmp_path):
-    results = []
-    for interpreted in ("0", "1"):
-        environment = {**os.environ, "NUMBA_DISABLE_JIT": interpreted}
-        command = [sys.executable, "-c", HISTORY]
-        results.append(subprocess.check_output(command, env=environment))
-    assert results[0] == results[1]
-
-
-HISTORY = """
-import hashlib, torch
-from gfn_rb.kernels.weights import Weights
-from gfn_rb.numerics.rank_laws import GeometricLaw, HarmonicLaw, RankedDistribution, StepLaw
-
-digest, generator = hashlib.sha256(), torch.Generator().manual_seed(0)
-
-def note(*tensors):
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
-            digest.update(tensor.numpy().tobytes())
-
-tree = Weights(700)
-for scale in (1.0, 50.0, 1e4, 1e308):
-    values = torch.randn(700, generator=generator, dtype=torch.float64).clamp(-1, 1) * scale
-    values[torch.randint(700, (99,), generator=generator)] = -torch.inf
-    tree.assign(values)
-    for n in (1, 30, 600, 700):
-        row = torch.randint(700, (n,), generator=generator)
-        tree.update(row, values[row.flip(0)])
-        note(*tree.draw(n, generator), *tree.draw_distinct(n, generator))
-        note(*tree.perturbed(n, generator), tree.log_total, torch.from_numpy(tree._mass))
-for law in (HarmonicLaw(9000, 3.0), StepLaw(9000, 90, 0.7), GeometricLaw(9000, 8000, 0.999)):
-    key = torch.randn(9000, generator=generator)
-    ranked = RankedDistribution(9000, lambda n: law)
-    ranked.assign(key)
-    note(*ranked.draw(500, generator), *ranked.draw_distinct(500, generator))
-print(digest.hexdigest())
-"""
 
 
 @pytest.mark.parametrize("make", [weighted_rows, WeightedRows])

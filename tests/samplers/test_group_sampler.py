@@ -150,7 +150,7 @@ def test_draws_see_what_is_stored_now(storage, weight):
 
 def test_a_restored_buffer_continues_like_one_never_interrupted():
     def make(data=None):
-        writer = RewardPrioritizedWriter(group="prompt", per_group=3, evict="oldest_group")
+        writer = RewardPrioritizedWriter(group="prompt", per_group=3)
         return buffer(GroupSampler("prompt", num_groups=2, temperature=0.5), data, 8, writer=writer)
 
     one, batches = make(), [rows([i % 5, i % 3], [float(i % 7), 0.0]) for i in range(30)]
@@ -169,15 +169,17 @@ def test_a_restored_buffer_continues_like_one_never_interrupted():
 
 @pytest.mark.parametrize(
     ("name", "value", "other"),
-    [("weight", "best", "size"), ("weight", len, "best"), ("min_variance", 0.5, 0.0)],
+    [("weight", "best", "size"), ("weight", len, "best"), ("group", "prompt", ["prompt"])],
 )
 def test_the_state_of_another_law_is_refused(name, value, other):
-    one, two = (GroupSampler("prompt", num_groups=1, **{name: each}) for each in (value, other))
-    again = GroupSampler("prompt", num_groups=1, **{name: value})
+    one, two, again = (
+        GroupSampler(**{"group": "prompt", "num_groups": 1, name: each})
+        for each in (value, other, value)
+    )
     again.load_state_dict(one.state_dict())
     with pytest.raises(CheckpointMismatchError, match=f"sampler state is of {name}=.* expected"):
         two.load_state_dict(one.state_dict())
-    of_0_3 = {key: one.state_dict()[key] for key in ("key", "temperature", "group")}
+    of_0_3 = {key: two.state_dict()[key] for key in ("key", "temperature", "group")}
     two.load_state_dict(of_0_3)
 
 
@@ -214,34 +216,20 @@ def test_a_callable_sees_the_statistics_of_the_groups_that_changed():
     assert seen == {4: [2.0, 6.0, 6.0]}  # mean, variance and best of prompt 3 alone
 
 
-def test_groups_are_drawn_by_their_rate_of_success():
+def test_a_callable_excludes_groups_until_they_change():
+    def of_success(groups):
+        """The log of the rate of success, for groups whose rewards vary."""
+        return groups.mean.log().where(groups.variance >= 0.1, -math.inf)
+
     prompt, reward = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4], [1.0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0]
-    for least, p in ((0.0, [1 / 2, 1 / 4, 1]), (0.1, [1 / 2, 1 / 4, 0])):
-        sampler = GroupSampler(
-            "prompt", samples_per_group=1, weight="success", min_variance=least, replacement=True
-        )
-        drawn = buffer(sampler, rows(prompt, reward), 16).sample(20_000)["prompt"]
-        found = torch.bincount(drawn, minlength=5).numpy()
-        assert found[4] == 0
-        assert chi_square_p(found[1:4], np.array(p) / sum(p)) > 1e-3
-        expected = {"min_variance": 2, "weight": 0} if least else {"min_variance": 0, "weight": 1}
-        assert sampler.dropped == expected
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("weight", ["uniform", "size", "best", "variance", "callable"])
-def test_groups_of_little_variance_are_dropped_and_counted(weight):
-    given = (lambda groups: groups.best) if weight == "callable" else weight
-    sampler = GroupSampler(
-        "prompt", samples_per_group=1, weight=given, min_variance=0.2, replacement=True
-    )
-    assert sampler.dropped == {"min_variance": 0, "weight": 0}
-    rb = buffer(sampler, rows([1, 1, 2, 2, 3, 3], [2.0, 1, 1, 1, 0, 0]), 6)
-    assert set(rb.sample(200)["prompt"].tolist()) == {1}
-    assert sampler.dropped == {"min_variance": 2, "weight": 0}
-    rb.extend(rows([2], [2.5]))  # over the worst row, one of prompt 3
-    assert set(rb.sample(200)["prompt"].tolist()) == {1, 2}
-    assert sampler.dropped == {"min_variance": 1, "weight": 0}
+    sampler = GroupSampler("prompt", samples_per_group=1, weight=of_success, replacement=True)
+    rb, found = buffer(sampler, rows(prompt, reward), 16), []
+    for _ in range(2):
+        found.append(torch.bincount(rb.sample(20_000)["prompt"], minlength=5).numpy())
+        rb.extend(rows([3, 3], [0.0, 0.0]))
+    for drawn, p in zip(found, ([1 / 2, 1 / 4, 0], [1 / 2, 1 / 4, 1 / 2]), strict=True):
+        assert drawn[4] == 0
+        assert chi_square_p(drawn[1:4], np.array(p) / sum(p)) > 1e-3
 
 
 def test_variance_needs_rewards_that_differ():

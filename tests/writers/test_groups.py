@@ -18,7 +18,7 @@ from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.memmaps import RowMemmapStorage
 from gfn_rb.samplers import RankRewardSampler
 from gfn_rb.storages import RowTensorStorage
-from gfn_rb.writers import DiversityWriter, RewardPrioritizedWriter
+from gfn_rb.writers import DiversityWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py
 SEQUENCES = int(os.environ.get("GFN_RB_SEQUENCES", "200"))
@@ -83,9 +83,7 @@ class Grouped(Diverse):
         left = []
         for rows in groups.values():
             limit = max(o["per_group"], sum(item in old for _, item in rows))
-            best = heapq.nlargest(limit, rows)
-            newest = max(item.age for _, item in best) if o["evict"] == "oldest_group" else 0
-            left += [((newest, key), item) for key, item in best]
+            left += heapq.nlargest(limit, rows)
         return [item for _, item in heapq.nlargest(self.capacity, left)]
 
 
@@ -97,7 +95,6 @@ def options_of(rng):
         "on_duplicate": None if kind == "diverse" else rng.choice([None, "refresh", "keep"]),
         "capacity": rng.choice([1, 2, 5, 12, 40]),
         "per_group": rng.choice([1, 2, 3, 8]),
-        "evict": rng.choice(["worst", "oldest_group"]),
         "n_groups": n_groups,
         "n_objects": rng.choice([4, 30, 1000]),
         "group": group,
@@ -122,7 +119,7 @@ class Sequence(Ungrouped):
         o = self.options
         unique = {"unique": "state", "on_duplicate": o["on_duplicate"]}
         unique = {} if o["on_duplicate"] is None else unique
-        limit = {"group": GROUPS[self.form], "per_group": o["per_group"], "evict": o["evict"]}
+        limit = {"group": GROUPS[self.form], "per_group": o["per_group"]}
         return TensorDictReplayBuffer(
             storage=self.storage(self.capacity),
             writer=WRITERS[self.kind](**unique, **limit),
@@ -171,14 +168,3 @@ def test_rows_without_a_group_are_refused_before_a_write(kind, group, prompt, er
         rb.extend(grouped(items([0])).set("prompt", prompt))
     assert "\n" not in str(caught.value)
     assert len(rb) == 0
-
-
-def test_the_group_without_a_row_for_longest_gives_way():
-    """Where more groups have older rows than the one whose newest row is the oldest."""
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(7),
-        writer=RewardPrioritizedWriter(group="prompt", per_group=2, evict="oldest_group"),
-    )
-    for serial, prompt in enumerate([1, 2, 3, 4, 1, 2, 3, 5]):
-        rb.extend(items([serial]).set("prompt", torch.tensor([prompt])))
-    assert sorted(rb[:]["prompt"].tolist()) == [1, 1, 2, 2, 3, 3, 5]

@@ -31,8 +31,9 @@ def rows(*keys):
     ).auto_batch_size_(1)
 
 
-def shared(storage, writer=RewardPrioritizedWriter):
-    return TensorDictReplayBuffer(storage=storage, writer=writer(), batch_size=4, shared=True)
+def shared(storage, writer=RewardPrioritizedWriter, is_shared=True):
+    options = {"storage": storage, "writer": writer(), "batch_size": 4}
+    return TensorDictReplayBuffer(**options, shared=is_shared)
 
 
 @pytest.mark.slow
@@ -174,13 +175,14 @@ def in_fork(work):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_fork_that_does_not_share_the_rows_is_refused(writer):
-    for rows_before in (0, 2):
-        rb = shared(LazyTensorStorage(4), WRITERS[writer])
+    for is_shared, rows_before in ((True, 0), (True, 2), (False, 2)):
+        rb = shared(LazyTensorStorage(4), WRITERS[writer], is_shared)
         if rows_before:
             rb.extend(rows(1.0, 2.0))
-        said = in_fork(lambda rb=rb: rb.extend(rows(3.0)))
-        assert said.startswith("ArgumentError: storage must lie in memory that a forked process")
-        assert len(rb) == rows_before
+        for work in (lambda rb=rb: rb.extend(rows(3.0)), rb.empty)[: 1 + (rows_before > 0)]:
+            said = in_fork(work)
+            assert said.startswith("ArgumentError: storage must lie in memory that a forked")
+            assert len(rb) == rows_before
     rb = shared(LazyMemmapStorage(4), WRITERS[writer])
     rb.extend(rows(1.0, 2.0))
     assert in_fork(lambda: rb.extend(rows(3.0, 0.0))) == ""

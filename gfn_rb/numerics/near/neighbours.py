@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.kernels import near
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.numerics.flat import equal_bits
-from gfn_rb.numerics.near.index import PreparedRows, SlotIndex
 from gfn_rb.shapes import Float64, Int64, Shaped
 
 _COLUMNS = 3  # a group of fewer columns is equal too often
@@ -27,21 +25,7 @@ _SAMPLE = 4096  # rows that pivots are chosen among
 NEVER, NOT_LOWER, HIGHER = range(3)  # with which keys rows beat stored ones
 
 
-class Rivals(NamedTuple):
-    """Keys that decide between rows that are near each other.
-
-    Args:
-        key: of the rows, from the best to the worst, float64 [n].
-        stored: of all slots, float64 [capacity].
-        beats: whether a row takes the place of a stored one ``NEVER``, if its key is ``NOT_LOWER``
-            or if it is ``HIGHER``.
-    """
-
-    key: np.ndarray
-    stored: np.ndarray
-    beats: int
-
-
+Prepared = tuple[np.ndarray, ...]  # rows as an index files them, [n, ...] each
 Chosen = tuple[np.ndarray, np.ndarray]  # int64: positions of rows that stay, slots that give way
 
 
@@ -67,8 +51,8 @@ def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
     return math.floor(min(bound * (1 + 1e-9), width))
 
 
-class NearRows(SlotIndex):
-    """An index of rows by a p-norm. Exact: no near pair is missed or made up.
+class NearRows:
+    """An index of the rows in slots by a p-norm. Exact: no near pair is missed or made up.
 
     Rows that differ in at most h columns have one of any h + 1 groups of columns equal. Where h is
     small, rows are filed under each of these groups, and near ones are found there. With a cutoff
@@ -81,7 +65,7 @@ class NearRows(SlotIndex):
     """
 
     def __init__(self, capacity: int, like: Shaped[Tensor, "n d"], p: float, cutoff: float) -> None:
-        super().__init__(capacity, like)
+        self.length = 0  # slots 0 to length - 1 hold rows
         self.p, self.cutoff = p, cutoff
         width, n_differ = like.shape[1], _most_that_differ(like, p, cutoff)
         by_columns = (n_differ == 0) or (n_differ + 1) * _COLUMNS <= width
@@ -91,14 +75,14 @@ class NearRows(SlotIndex):
         self.rows = np.zeros((capacity, 0 if self._is_exact else width), self._values(like).dtype)
         self._radius = np.zeros(capacity)  # how far each row is from its pivot
         self._pivots, self._chosen_for = np.zeros_like(self.rows[:1]), 0
-        n_keys = equal_bits(self.like).shape[1]
+        n_keys = equal_bits(like[:0]).shape[1]
         # Rows of one group need no number of it.
         per_group = -(-n_keys // self._n_groups) + (self._n_groups > 1) if by_columns else 1
         self._filed = Objects(capacity * max(self._n_groups, 1), per_group)
         self._gone = np.zeros(capacity, np.bool_)  # False between calls
 
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Return rows with what they are filed under; see :meth:`SlotIndex.prepare`."""
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> Prepared:
+        """Return finite rows with what they are filed under, until rows are next put."""
         values, radius = self._values(rows), np.zeros(len(rows))
         if self._n_groups:
             keys = self._groups(equal_bits(rows).numpy())
@@ -107,9 +91,7 @@ class NearRows(SlotIndex):
             keys = number[:, None]
         hashed = self._filed.hashed(keys)
         n, g = len(rows), max(self._n_groups, 1)
-        return PreparedRows(
-            (values, radius, hashed.rows.reshape(n, g, keys.shape[1]), hashed.code.reshape(n, g))
-        )
+        return values, radius, hashed.rows.reshape(n, g, keys.shape[1]), hashed.code.reshape(n, g)
 
     def _values(self, rows: Shaped[Tensor, "n d"]) -> np.ndarray:
         """Return rows as float64 or int64, which distances are measured between."""
@@ -129,13 +111,26 @@ class NearRows(SlotIndex):
         number = np.broadcast_to(np.arange(g)[:, None], (n, g, 1))
         return np.concatenate([groups, number], 2).reshape(n * g, groups.shape[2] + 1)
 
-    def choose(self, prepared: PreparedRows, rivals: Rivals) -> Chosen:
+    def choose(
+        self,
+        prepared: Prepared,
+        key: Float64[np.ndarray, "n"],
+        stored_key: Float64[np.ndarray, "capacity"],
+        beats: int,
+    ) -> Chosen:
         """Keep each row that is near none better, whether among the rows kept or stored.
 
         Goes through all rows, the stored ones too, from the best to the worst, and compares each
         with those that are kept alone. Stored rows are not compared with each other.
+
+        Args:
+            prepared: rows, from the best to the worst.
+            key: their keys.
+            stored_key: keys of all slots.
+            beats: whether a row takes the place of a stored one ``NEVER``, if its key is
+                ``NOT_LOWER`` or if it is ``HIGHER``.
         """
-        rows, radius, keys, codes = prepared.columns
+        rows, radius, keys, codes = prepared
         n, g = codes.shape
         filed = Hashed(keys.reshape(n * g, keys.shape[2]), codes.reshape(n * g))
         slack = self.cutoff * (1 + _RELATIVE)
@@ -144,9 +139,9 @@ class NearRows(SlotIndex):
         else:
             start, probe, reach = self._probes(rows, radius, slack)
         return near.choose(
-            rows, radius, rivals.key, filed, start, probe, reach, self._filed.sibling(n * g).table,
-            self.rows, self._radius, rivals.stored, self._filed.table, self._gone, rivals.beats,
-            self.p, self.cutoff, slack,
+            rows, radius, key, filed, start, probe, reach, self._filed.sibling(n * g).table,
+            self.rows, self._radius, stored_key, self._filed.table, self._gone, beats, self.p,
+            self.cutoff, slack,
         )  # fmt: skip
 
     def _probes(
@@ -165,12 +160,12 @@ class NearRows(SlotIndex):
         start = row.searchsorted(np.arange(len(rows) + 1))
         return start, self._filed.hashed(pivot[:, None]), reach
 
-    def write(self, slot: Int64[np.ndarray, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put rows into slots; see :meth:`SlotIndex.write`."""
-        self.length = length
-        rows, radius, keys, codes = prepared.columns
+    def put(self, slot: Int64[np.ndarray, "n"], prepared: Prepared) -> None:
+        """Put rows into slots, each once, or behind all."""
+        self.length = max(self.length, int(slot.max(initial=-1)) + 1)
+        rows, radius, keys, codes = prepared
         self.rows[slot], self._radius[slot] = rows, radius
-        if not self._n_groups and length >= max(_FEWEST, 2 * self._chosen_for):
+        if not self._n_groups and self.length >= max(_FEWEST, 2 * self._chosen_for):
             self._choose_pivots()
             return
         g = max(self._n_groups, 1)
@@ -178,15 +173,15 @@ class NearRows(SlotIndex):
         self._filed.put(entry, Hashed(keys.reshape(-1, keys.shape[2]), codes.reshape(-1)))
 
     def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
-        """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
+        """Copy rows from slots into others."""
         self.rows[target], self._radius[target] = self.rows[source], self._radius[source]
         g = np.arange(max(self._n_groups, 1))
         at, to = ((each[:, None] * len(g) + g).reshape(-1) for each in (source, target))
         self._filed.move(at, to)
 
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`SlotIndex.shorten`."""
-        g = max(self._n_groups, 1)
+    def remove(self, slot: Int64[np.ndarray, "m"]) -> None:
+        """Take out the rows in the last slots."""
+        g, length = max(self._n_groups, 1), self.length - len(slot)
         self._filed.remove(np.arange(length * g, self.length * g))
         self.length = length
         if not length:
@@ -208,23 +203,29 @@ class NearRows(SlotIndex):
         self._filed.put(np.arange(n), self._filed.hashed(number[:, None]))
 
 
-class AnyDistance(SlotIndex):
+class AnyDistance:
     """An index for distances of which nothing is known: it measures all pairs."""
 
     def __init__(
         self, capacity: int, like: Shaped[Tensor, "n d"], measure: Distance, cutoff: float
     ) -> None:
-        super().__init__(capacity, like)
+        self.length = 0
         self._measure, self._cutoff = measure, cutoff
         self.rows = torch.zeros((capacity, like.shape[1]), dtype=like.dtype)
 
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> PreparedRows:
-        """Return the rows as they are; see :meth:`SlotIndex.prepare`."""
-        return PreparedRows((rows.numpy(),))
+    def prepare(self, rows: Shaped[Tensor, "n d"]) -> Prepared:
+        """Return the rows as they are."""
+        return (rows.numpy(),)
 
-    def choose(self, prepared: PreparedRows, rivals: Rivals) -> Chosen:
+    def choose(
+        self,
+        prepared: Prepared,
+        key: Float64[np.ndarray, "n"],
+        stored_key: Float64[np.ndarray, "capacity"],
+        beats: int,
+    ) -> Chosen:
         """Choose rows; see :meth:`NearRows.choose`."""
-        rows, key = torch.from_numpy(prepared.columns[0]), rivals.key
+        rows = torch.from_numpy(prepared[0])
         stays, gone = np.zeros(len(rows), np.bool_), np.zeros(self.length, np.bool_)
         step = max(1, _PAIRS // (self.length + len(rows)))
         for first in range(0, len(rows), step):
@@ -233,9 +234,9 @@ class AnyDistance(SlotIndex):
             is_peer = self._are_near(some, rows[: first + step])
             for i, (stored, peers) in enumerate(zip(is_near, is_peer, strict=True), first):
                 slot = (stored & ~gone).nonzero()[0]
-                theirs = rivals.stored[slot]
-                wins = key[i] > theirs if rivals.beats == HIGHER else key[i] >= theirs
-                if rivals.beats == NEVER:
+                theirs = stored_key[slot]
+                wins = key[i] > theirs if beats == HIGHER else key[i] >= theirs
+                if beats == NEVER:
                     wins[:] = False
                 if wins.all() and not (peers[:i] & stays[:i]).any():
                     stays[i], gone[slot] = True, True
@@ -253,29 +254,22 @@ class AnyDistance(SlotIndex):
             raise NaNError("distance must return numbers, got nan; nothing was written")
         return (apart <= self._cutoff).numpy()
 
-    def write(self, slot: Int64[np.ndarray, "n"], prepared: PreparedRows, length: int) -> None:
-        """Put rows into slots; see :meth:`SlotIndex.write`."""
-        self.rows[slot] = torch.from_numpy(prepared.columns[0])
-        self.length = length
+    def put(self, slot: Int64[np.ndarray, "n"], prepared: Prepared) -> None:
+        """Put rows into slots, each once, or behind all."""
+        self.rows[slot] = torch.from_numpy(prepared[0])
+        self.length = max(self.length, int(slot.max(initial=-1)) + 1)
 
     def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
-        """Copy rows from slots into others; see :meth:`SlotIndex.move`."""
+        """Copy rows from slots into others."""
         self.rows[target] = self.rows[source]
 
-    def shorten(self, length: int) -> None:
-        """Take out the rows from a slot on; see :meth:`SlotIndex.shorten`."""
-        self.length = length
+    def remove(self, slot: Int64[np.ndarray, "m"]) -> None:
+        """Take out the rows in the last slots."""
+        self.length -= len(slot)
 
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 """Returns the distances [n, m] of each row of one batch to each of another."""
-
-
-def check_norm(p: float | int) -> float:
-    """Return p if distances can be measured with it: 0, or at least 1, ``inf`` included."""
-    if not (p == 0 or p >= 1):
-        raise ArgumentError(f"p must be 0 (Hamming distance), at least 1, or inf, got {p!r}")
-    return float(p)
 
 
 def tanimoto_distance(a: Shaped[Tensor, "n d"], b: Shaped[Tensor, "m d"]) -> Float64[Tensor, "n m"]:

@@ -8,7 +8,7 @@ import torch
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near import neighbours
-from gfn_rb.numerics.near.neighbours import HIGHER, NEVER, Rivals, near_index
+from gfn_rb.numerics.near.neighbours import HIGHER, NEVER, near_index
 from gfn_rb.training.metrics import tanimoto_distance
 
 
@@ -36,35 +36,37 @@ def chosen_by_looking(rows, key, held, held_key, p, cutoff, beats):
     return kept, sorted(gone)
 
 
-def check_after_any_writes(index, make_rows, p, cutoff, rounds=12, seed=0):
-    """Write, overwrite, move, shorten and reassign; each choice must be that of the definition."""
+def check_after_any_writes(make_rows, p, cutoff, capacity=30, rounds=25, seed=0):
+    """Put, move, remove and start anew; each choice must be that of the definition."""
+    index = near_index(capacity, make_rows(1, None), p, cutoff)
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     held, found = make_rows(0, generator), 0
     for step in range(rounds):
         batch = make_rows(9, generator)
-        key, held_key = -np.sort(-rng.integers(0, 4, 9).astype(float)), np.zeros(index.capacity)
+        key, held_key = -np.sort(-rng.integers(0, 4, 9).astype(float)), np.zeros(capacity)
         held_key[: len(held)] = rng.integers(0, 4, len(held))
         prepared, beats = index.prepare(batch), step % 3
-        kept, gone = index.choose(prepared, Rivals(key, held_key, beats))
+        kept, gone = index.choose(prepared, key, held_key, beats)
         expected = chosen_by_looking(batch, key, held, held_key, p, cutoff, beats)
         assert (kept.tolist(), gone.tolist()) == expected
         found += len(gone)
         if step % 5 == 4:
             held = make_rows(20, generator)
-            index.assign(held)
+            index = near_index(capacity, held, p, cutoff)
+            index.put(np.arange(20), index.prepare(held))
             continue
-        fresh = torch.arange(len(held), min(index.capacity, len(held) + 4))
+        fresh = torch.arange(len(held), min(capacity, len(held) + 4))
         old = torch.randperm(len(held), generator=generator)[: 7 - len(fresh)]
         slot = torch.cat([fresh, old])
         held = torch.cat([held, batch[: len(fresh)]])
         held[slot] = batch[: len(slot)]
-        index.write(slot.numpy(), prepared.select(np.arange(len(slot))), len(held))
+        index.put(slot.numpy(), tuple(column[: len(slot)] for column in prepared))
         if step % 5 == 3:
             last = torch.arange(len(held) - 3, len(held))
             index.move(last.numpy(), np.arange(3))
             held[:3] = held[last]
             held = held[: len(held) - 3]
-            index.shorten(len(held))
+            index.remove(last.numpy())
     assert found, "nothing was near anything: the check says nothing"
 
 
@@ -123,7 +125,7 @@ INDEXES = [
 def test_rows_are_chosen_as_by_looking_at_every_pair(make, p, cutoff, pairs, monkeypatch):
     monkeypatch.setattr(neighbours, "_FEWEST", 4)
     monkeypatch.setattr(neighbours, "_PAIRS", pairs)
-    check_after_any_writes(near_index(30, make(1, None), p, cutoff), make, p, cutoff, rounds=25)
+    check_after_any_writes(make, p, cutoff)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0])
@@ -134,13 +136,13 @@ def test_clusters_of_many_rows(p):
     rows += 0.3 * torch.randn(3000, 40, generator=generator)
     cutoff = float(torch.cdist(rows[:9], rows[9:], p).min(1).values.median())
     index = near_index(3000, rows, p, cutoff)
-    index.assign(rows[9:])
+    index.put(np.arange(len(rows) - 9), index.prepare(rows[9:]))
     prepared = index.prepare(rows[:9])
     # The first write chose pivots, of which few have to be looked under.
-    start, _, _ = index._probes(prepared.columns[0], prepared.columns[1], cutoff)
+    start, _, _ = index._probes(prepared[0], prepared[1], cutoff)
     assert start[-1] < 9 * len(index._pivots) / 4
     key, stored = -np.arange(9.0), np.full(3000, -99.0)
-    kept, gone = index.choose(prepared, Rivals(key, stored, HIGHER))
+    kept, gone = index.choose(prepared, key, stored, HIGHER)
     near = near_by_looking(rows[:9], rows[9:], p, cutoff)
     assert gone.tolist() == near[kept].any(0).nonzero()[:, 0].tolist()
     assert len(gone) >= 4
@@ -173,4 +175,4 @@ def test_a_distance_that_is_none_is_named(distance, error, message):
     rows = torch.rand(3, 2)
     index = near_index(5, rows, distance, 1.0)
     with pytest.raises(error, match=message):
-        index.choose(index.prepare(rows), Rivals(np.zeros(3), np.zeros(5), NEVER))
+        index.choose(index.prepare(rows), np.zeros(3), np.zeros(5), NEVER)
