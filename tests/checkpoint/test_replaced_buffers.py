@@ -38,7 +38,7 @@ def top(capacity=CAPACITY, **options):
 
 MAKES = {
     "tensors": top,
-    "ahead": lambda: top(prefetch=2),
+    "ahead": lambda: top(prefetch=1),  # two threads would draw in either order
     "memmap": lambda: top(storage=LazyMemmapStorage(CAPACITY)),
     "ragged": lambda: top(storage=RaggedStorage(CAPACITY, {"state": 2}), unique=None),
     "newest": lambda: gfn_rb.fifo_buffer(CAPACITY, batch_size=4, generator=seeded()),
