@@ -80,7 +80,7 @@ class ReplayStatistics(Transform):
         self.share_memory()
         return self
 
-    def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def _inv_call(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         return tensordict
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

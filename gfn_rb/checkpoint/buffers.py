@@ -103,9 +103,9 @@ def _restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
 
 
 def _columns(rows: Any) -> dict[Any, Tensor]:
-    """Return the columns of rows by name. Rows that are a tensor are one column without a name."""
+    """Return the columns of rows by name. Rows that are a tensor are one column."""
     if not isinstance(rows, TensorDictBase):
-        return {(): rows}
+        return {"": rows}
     columns = dict(rows.items(True, True, is_leaf_nontensor))
     for name, column in columns.items():
         if not isinstance(column, Tensor):

@@ -252,7 +252,7 @@ def test_checkpoints_of_another_form_are_refused(saved, filled, tmp_path):
     if saved is not None:
         others.append(buffer(saved, ConditionalHyperGrid(2, 5), max_length=GRID.max_length))
     for other in others:
-        with pytest.raises(CheckpointMismatchError, match=r"transform|layout|key|entr|dtype"):
+        with pytest.raises(CheckpointMismatchError, match=r"transform|stored as|key|entr|dtype"):
             load_checkpoint(path, other)
         assert len(other) == 0
 
