@@ -196,7 +196,7 @@ def test_other_content_is_told_apart(form, content, message):
 
 
 def forged(form, structure, meta, small=b"", **changes):
-    """Return bytes of zeros with texts of one's own, sealed as a sender who means harm would."""
+    """Return a file or frame with given texts and valid checksums, as an attacker makes it."""
     structure, meta = structure.encode("utf8", "surrogatepass"), meta.encode()
     head = bytearray(-(-(64 + len(structure + meta)) // 64) * 64) + small
     head[64 : 64 + len(structure + meta)] = structure + meta
