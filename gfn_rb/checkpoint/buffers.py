@@ -76,12 +76,11 @@ def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
         raise CheckpointCorruptError(f"the storage was written to at slot {cursor!r:.80}")
     if rows is not None and not isinstance(storage, EncodedStorage):
         came = _entries(rows)
-        try:
-            require_same_entries(
-                came, _entries(compat.all_slots(storage)) if storage.initialized else came
-            )
-        except (KeyMismatchError, ShapeError) as error:
-            raise CheckpointMismatchError(f"rows of the checkpoint: {error}") from error
+        if storage.initialized:
+            try:
+                require_same_entries(came, _entries(compat.all_slots(storage)))
+            except (KeyMismatchError, ShapeError) as error:
+                raise CheckpointMismatchError(f"rows of the checkpoint: {error}") from error
 
 
 def _restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
