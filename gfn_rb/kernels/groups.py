@@ -49,15 +49,8 @@ def places(rows, codes, group, row_key, is_newest, most, table, is_removed, key,
         key: key of each slot.
         tie: what orders slots of equal keys.
     """
-    n, n_slots = len(group), 0
-    first = np.full(n, END)
-    for i in range(n):
-        if group[i] == i:
-            slot = first[i] = table.entry[find_entry(rows, i, codes[i], table), 0]
-            while slot != END:
-                n_slots += 1
-                slot = table.link[slot, AFTER]
-    heap, end = np.empty(n_slots, np.int64), 0
+    n = len(group)
+    heap, end = np.empty(len(key), np.int64), 0  # of which only what is used takes memory
     # Of each group: its place in the heap; how many slots are left there, taken, and free.
     at, left = np.zeros(n, np.int64), np.zeros(n, np.int64)
     n_taken, room = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -65,7 +58,7 @@ def places(rows, codes, group, row_key, is_newest, most, table, is_removed, key,
     for i in range(n):
         g = group[i]
         if g == i:
-            at[g], slot = end, first[i]
+            at[g], slot = end, table.entry[find_entry(rows, i, codes[i], table), 0]
             while slot != END:
                 if not is_removed[slot]:
                     heap[end] = slot
