@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from gfn_rb.errors import ArgumentError
 
 _MOST = 2**63 - 1
+_TEXT = Repr()  # of an object whose own repr raises, its class and address
+_TEXT.maxother = _MOST
 
 
 class KeepsArguments:
@@ -32,7 +35,7 @@ class KeepsArguments:
 
 def shown(value: Any) -> str:
     """Return a value's text on one line, at most 80 characters."""
-    return " ".join(repr(value).split())[:80]
+    return " ".join(_TEXT.repr_instance(value, 0).split())[:80]
 
 
 def kind_of(value: Any) -> str:

@@ -31,10 +31,16 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.transports import LocalTransport
 from gfn_rb.writers import FIFOWriter
 
-KEY = [None, 3, "", (), ("a", 1), ["a"], 1.5]
-CHOICE = ["x", None, 3, ["newest"]]
-FLAG = ["yes", None, 3]
-COUNT = [0, -1, "a", 1e30, 2.5, None, True, 10**30, math.nan]
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError
+
+
+KEY = [None, 3, "", (), ("a", 1), ["a"], 1.5, Unprintable()]
+CHOICE = ["x", None, 3, ["newest"], Unprintable()]
+FLAG = ["yes", None, 3, Unprintable()]
+COUNT = [0, -1, "a", 1e30, 2.5, None, True, 10**30, math.nan, Unprintable()]
 SIZE = [0, -1, "a", 2.5, 1e30, True]
 POSITIVE = ["a", None, math.nan, 0, -1, math.inf]
 NOT_NEGATIVE = ["a", None, math.nan, -1, math.inf]

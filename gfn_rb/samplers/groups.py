@@ -12,7 +12,7 @@ from tensordict import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.arguments import as_count, name_of, require_device_of
+from gfn_rb.arguments import as_count, name_of, require_device_of, shown
 from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
 from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like
@@ -85,12 +85,12 @@ class GroupSampler(KeySampler):
         if (num_groups is None) == (samples_per_group is None):
             raise ArgumentError(
                 "either num_groups or samples_per_group must be given, got "
-                f"{num_groups!r:.80} and {samples_per_group!r:.80}"
+                f"{shown(num_groups)} and {shown(samples_per_group)}"
             )
         if not callable(weight) and weight not in _WEIGHTS:
             raise ArgumentError(
                 "weight must be 'uniform', 'size', 'best', 'variance' or a callable, got "
-                f"{weight!r:.80}"
+                f"{shown(weight)}"
             )
         if group is None:
             raise ArgumentError("group must be a key, a list of keys or a callable, got None")
