@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
-from exact_line import exact_forward, log_marginal
-from tensordict import TensorDict
 from torch.testing import assert_close
 
 from gfn_rb import Sampler
 from gfn_rb.envs import Box, Funnel, Gaussians25, Line, Manywell
-from gfn_rb.envs.conformance import ContinuousEnvConformance
 from gfn_rb.policies import MixturePolicy, ReferencePolicy
 from gfn_rb.rollout import taken_log_probs
 
@@ -28,34 +25,9 @@ def test_rewards_integrate_to_z():
     assert float(mass.log()) == pytest.approx(env.true_log_z, abs=1e-4)
 
 
-@pytest.mark.parametrize("t", [0, 1, 2])
-def test_exact_forward_moves_have_the_marginal_after_them(t):
-    env = Line((-1.0, 0.5, 3.0), (0.3, 1.0, 0.4), start=0.7, n_steps=3)
-    grid = torch.linspace(-12, 12, 1_201)
-    after = states(env, torch.tensor([-1.0, 0.0, 0.7, 3.1]), t + 1.0)
-    at = env.source(1) if t == 0 else states(env, grid, float(t))
-    log_p = log_marginal(env, at)
-    move = after[:, None, :1] - at[None, :, :1]  # from each state to each
-    log_pf = torch.stack([exact_forward(env, at).log_prob(each) for each in move])
-    total = (log_p + log_pf).exp()
-    flow = total[:, 0] if t == 0 else torch.trapezoid(total, grid)
-    assert_close(flow.log(), log_marginal(env, after), rtol=0, atol=1e-3)
-
-
-def test_the_last_marginal_is_the_target():
-    env = Line((-1.0, 0.5), (0.3, 1.0), start=0.7, n_steps=4)
-    x = states(env, torch.linspace(-3, 3, 7), 4.0)
-    assert_close(log_marginal(env, x), env.log_reward(x) - env.true_log_z)
-
-
 def test_modes_are_reached_within_a_standard_deviation():
     env = Line((-1.0, 2.0), (0.5, 1.0))
     assert env.modes_reached(states(env, [-1.4, 0.0, 1.2, 2.9], 5.0)).tolist() == [0, 1, 1]
-
-
-class TestFunnel(ContinuousEnvConformance):
-    def make_env(self) -> Funnel:
-        return Funnel(ndim=3, n_steps=8)
 
 
 @pytest.mark.slow
@@ -126,17 +98,6 @@ def test_the_reference_backward_is_the_published_bridge():
     half = walks.forward().state[:, 5, :2]
     assert_close(half.mean(0), torch.tensor([5.0, 2.5]), rtol=0, atol=0.1)
     assert_close(half.var(0), torch.full((2,), 5 / 4), rtol=0.1, atol=0)
-
-
-def test_a_policy_has_one_normal_density_in_each_step_of_a_diffusion():
-    env = Manywell(ndim=4, n_steps=8)
-    policy = MixturePolicy(env, (8,))
-    density = policy.get_dist(TensorDict({"state": env.source(3)}, [3]))
-    assert isinstance(density, torch.distributions.Independent)
-    assert density.event_shape == (4,)
-    mixture = MixturePolicy(env, (8,), n_components=2)
-    assert policy.head.out_features == 2 + 1 + 2 * 4
-    assert mixture.head.out_features == 2 + 2 * (1 + 2 * 4)
 
 
 def test_rewards_in_the_square_average_to_z():

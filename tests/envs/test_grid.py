@@ -118,13 +118,6 @@ def test_rewards_and_goals_are_the_published_ones(ndim: int, height: int) -> Non
     assert mode[mode >= 0].tolist() == list(range(env.n_modes))
 
 
-def test_rounding_decides_at_the_edge_of_a_band() -> None:
-    # height 16: x(3) = -0.6 exactly, not beyond it; x(12) = 0.6000000000000001, beyond it.
-    log_reward = DeceptiveGrid(1, 16).log_reward(torch.tensor([[3], [12], [2], [13], [14]]))
-    expected = torch.tensor([1e-5, 2.00001, 2.00001, 2.00001, 1e-5])
-    torch.testing.assert_close(log_reward.exp(), expected)
-
-
 @pytest.mark.parametrize(("ndim", "height"), [(1, 6), (2, 9), (3, 16), (4, 16)])
 def test_counting_gives_what_listing_gives(ndim: int, height: int) -> None:
     env = DeceptiveGrid(ndim, height)

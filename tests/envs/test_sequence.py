@@ -4,12 +4,6 @@ import torch
 from factories import CountOnes
 
 from gfn_rb.envs import SequenceEnv
-from gfn_rb.envs.conformance import EnumerableEnvConformance
-
-
-class TestPrependAppend(EnumerableEnvConformance):
-    def make_env(self) -> CountOnes:
-        return CountOnes(2, 5, "prepend_append")
 
 
 def test_append_by_hand() -> None:
