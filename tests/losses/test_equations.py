@@ -68,17 +68,6 @@ def test_the_modified_form_equals_one_transition_after_another():
     torch.testing.assert_close(loss.residual(rows.to_transitions()), expected, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["db", "mdb"])
-def test_terminating_rows_alone_are_fine(name):
-    env = HyperGrid(2, 3)
-    networks = tabular_networks(env)
-    loss = make_loss(name, env, networks)
-    rows = both_ways(env, loss.forward_policy, loss.backward_policy).to_transitions()
-    delta = loss.residual(rows)
-    torch.testing.assert_close(loss.residual(rows[rows.is_terminating]), delta[rows.is_terminating])
-    delta.sum().backward()
-
-
 def test_the_modified_form_needs_every_state_to_be_terminating():
     env = CountOnes(2, 3, "prepend_append")
     networks = tabular_networks(env)
@@ -234,18 +223,6 @@ def test_flows_of_very_different_size_are_summed_in_the_log_domain():
     # (0, 1) is entered by a move of -2e4 and left by one of 2e4; (1, 1) is entered by 2e4, -2e4.
     delta, _ = loss.terms(visits())
     torch.testing.assert_close(delta[1:, 0], torch.tensor([-4e4, 2e4]))
-
-
-def test_the_source_alone_is_fine():
-    env = HyperGrid(2, 2)
-    loss = FlowMatching(policy_of(lambda s: torch.zeros(len(s), 3), False), env)
-    assert loss(visits()[:1]) == 0
-    at_source = States(
-        state=torch.zeros(1, 2, dtype=torch.int64),
-        is_terminating=torch.tensor([True]),
-        log_reward=torch.tensor([1.5]),
-    )
-    assert loss.residual(at_source).tolist() == [-1.5]
 
 
 def test_terms_that_are_not_finite():
