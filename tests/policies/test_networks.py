@@ -49,16 +49,6 @@ def test_logits_are_those_of_the_layers():
     assert {name.split(".")[0] for name in policy.state_dict()} == {"trunk", "head"}
 
 
-def test_a_trunk_is_shared():
-    env = HyperGrid(2, 4)
-    forward = ForwardPolicy(env, hidden=(5,))
-    backward = BackwardPolicy(env, trunk=forward.trunk)
-    together = torch.nn.ModuleList([forward, backward])
-    assert len(list(together.parameters())) == 2 + 2 + 2
-    backward(batch(env.source(1)))["logits"].sum().backward()
-    assert forward.trunk.layers[0].weight.grad is not None
-
-
 def test_a_state_flow_is_one_number_per_state():
     env = HyperGrid(2, 4)
     flow = StateFlow(env, hidden=(5,), initial=3.0)

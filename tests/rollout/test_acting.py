@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import Ladder
+from factories import Ladder, policy_of
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from gfn_rb import ActionSampler, Trajectories
@@ -18,13 +17,7 @@ GRID = HyperGrid(2, 3)
 
 def constant_policy(*logits):
     """A policy that gives the same logits everywhere."""
-
-    def give(state):
-        return torch.tensor(logits).expand(len(state), len(logits))
-
-    policy = TensorDictModule(give, in_keys=["state"], out_keys=["logits"])
-    policy.is_backward = False
-    return policy
+    return policy_of(lambda state: torch.tensor(logits).expand(len(state), len(logits)), False)
 
 
 def at(*states, env=GRID):
@@ -78,14 +71,12 @@ def test_deterministic_exploration_takes_the_mean_of_parameters():
 def test_conditions_reach_the_policy():
     torch.manual_seed(1)
     env = Ladder(3, (50,))
-    policy = TensorDictModule(
-        # Exit at once where the condition is above 1/2, never before the top where it is not.
-        lambda state, condition: torch.cat([0 * condition, (condition - 0.5) * 1e6], 1),
-        in_keys=["state", "condition"],
-        out_keys=["logits"],
-    )
-    policy.is_backward = False
-    acting = ActionSampler(policy)
+
+    def logits(state, condition):
+        """Exit at once where the condition is above 1/2, never before the top where it is not."""
+        return torch.cat([0 * condition, (condition - 0.5) * 1e6], 1)
+
+    acting = ActionSampler(policy_of(logits, False, "condition"))
     assert acting.in_keys == ["state", "condition", "action_mask"]
     rows = Trajectories.from_rollout(
         env.rollout(10, acting, break_when_any_done=False, break_when_all_done=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from factories import CountOnes, Ladder, assert_sound, linear_policy, policy_of, seeded
+from rollout.test_sampler import ENVS
 from statistics_of_draws import chi_square_p
 
 from gfn_rb.buffers import terminating_state_buffer
@@ -16,12 +17,6 @@ from gfn_rb.rollout import (
     metropolis_hastings,
     taken_log_probs,
 )
-
-ENVS = {
-    "grid": HyperGrid(3, 4),
-    "append": TFBind8("append"),
-    "prepend_append": TFBind8("prepend_append"),
-}
 
 
 def searcher(env, seed=1):
@@ -55,19 +50,6 @@ def test_proposals_are_sound_trajectories(name, use_metropolis_hastings):
     assert 0 < updated.sum() < 50
 
 
-def test_each_row_goes_back_by_its_own_number_of_moves():
-    env = TFBind8("append")
-    sampler = searcher(env)
-    start = sampler.sample_trajectories(env, 900, generator=seeded())
-    back = torch.arange(900) % 9
-    rows, _ = sampler.local_search(env, start, back_steps=back, generator=seeded(1))
-    old, new = start.terminating_states, rows.terminating_states
-    kept = torch.arange(8) < 8 - back[:, None]
-    assert (old == new)[kept].all()
-    first_anew = torch.arange(8) == 8 - back[:, None]
-    assert (old != new)[first_anew].float().mean() > 0.4
-
-
 def shifter():
     """Take letters of 8-mers off at the left only, and write new ones at the right only."""
     forward = torch.tensor([[0.0] * 4 + [-99.0] * 4 + [0.0]])
@@ -78,15 +60,18 @@ def shifter():
     )
 
 
-def test_the_junction_is_where_the_backward_policy_leads():
+def test_each_row_goes_back_by_its_own_moves_to_where_the_backward_policy_leads():
     env = TFBind8("prepend_append")
     sampler = shifter()
-    start = states_of(env, torch.randint(0, 4, (90, 8), generator=seeded()))
-    back = torch.arange(90) % 9
+    start = states_of(env, torch.randint(0, 4, (900, 8), generator=seeded()))
+    back = torch.arange(900) % 9
     rows, _ = sampler.local_search(env, start, back_steps=back, generator=seeded(1))
     assert_sound(env, rows)
-    for i, k in enumerate(back.tolist()):
-        assert rows.terminating_states[i, : 8 - k].tolist() == start.state[i, k:].tolist()
+    shifted = torch.stack([x.roll(-k) for x, k in zip(start.state, back.tolist(), strict=True)])
+    place = torch.arange(8) - 8 + back[:, None]  # from the junction
+    same = rows.terminating_states == shifted
+    assert same[place < 0].all()
+    assert 0.2 < same[place == 0].float().mean() < 0.3  # one in four letters, written anew
 
 
 def test_only_higher_rewards_are_accepted():
@@ -281,11 +266,6 @@ def test_nan_rewards_are_named():
     with pytest.raises(NaNError, match=r"log_reward must .* got nan for state \[3, 3\] in row 0"):
         sampler.local_search(env, known, back_ratio=0.5)
     assert sampler.n_reward_calls == 0
-    unknown = States(
-        state=top, is_terminating=torch.ones(2).bool(), log_reward=torch.tensor([0.0, torch.nan])
-    )
-    with pytest.raises(NaNError, match="log_reward without NaN, got one in row 1"):
-        sampler.local_search(env, unknown, back_ratio=0.5)
 
 
 def test_debugging_compares_the_proposals_with_a_plain_loop(monkeypatch) -> None:
