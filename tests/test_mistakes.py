@@ -205,3 +205,4 @@ def test_a_mistake_is_refused_by_name(section, known, unchecked, monkeypatch) ->
         if is_vague or len(message.splitlines()) not in (1, 2) or not holds(message, words):
             wrong.append(f"{line}\n    {message or 'nothing was said'}")
     assert not wrong, "\n".join(wrong)
+    assert not Path("page.html").exists()

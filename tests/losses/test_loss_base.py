@@ -270,31 +270,6 @@ def test_a_residual_has_a_finite_gradient_where_it_is_zero(name):
 # Bad input.
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_bare_modules_are_refused_by_name(name, unchecked):
-    env = HyperGrid(2, 3)
-    networks = {key: new_networks(env)[key] for key in LOSSES[name].networks}
-    for key in networks.keys() - {"log_z"}:
-        bare = {**networks, key: torch.nn.Linear(2, 3)}
-        with pytest.raises(ArgumentError, match=f"{key} must be a TensorDictModule.*got a Linear"):
-            LOSSES[name](env=env, **bare)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_other_containers_and_empty_ones_are_refused(name, unchecked):
-    env = HyperGrid(2, 3)
-    loss = new_loss(name, env)
-    trajectories = both_ways(env, loss.forward_policy, UniformBackwardPolicy(env), 4)
-    reads = loss.reads.__name__
-    other = trajectories.to_states() if reads != "States" else trajectories
-    with pytest.raises(ArgumentError, match=f"reads {reads}, got {type(other).__name__}"):
-        loss(other)
-    with pytest.raises(KeyMismatchError, match="is missing"):
-        loss(other.to_tensordict())
-    with pytest.raises(ArgumentError, match=f"{reads.lower()} must have at least one row"):
-        loss(as_read(loss, trajectories)[:0])
-
-
 @pytest.mark.parametrize("name", [name for name in LOSSES if name != "mdb"])
 @pytest.mark.parametrize(
     ("value", "kind"),

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 import gfn_rb
 from gfn_rb import diverse_buffer, fifo_buffer
-from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.errors import GfnRbError
 
 CURVES = {
     "replay": [
@@ -132,12 +132,6 @@ def test_a_page_without_rewards_says_so(tmp_path) -> None:
     assert "No rewards recorded: rows have no log_reward." in text
     assert "Concentration of draws" in text
     assert "best object" not in text
-
-
-def test_wrong_arguments_write_no_page(tmp_path, unchecked) -> None:
-    with pytest.raises(ArgumentError, match="describe must be an environment or a callable"):
-        gfn_rb.view(grid_buffer(), tmp_path / "page.html", describe=3)
-    assert not [*tmp_path.iterdir()]
 
 
 def test_without_bokeh_one_line_names_the_extra(tmp_path, monkeypatch) -> None:

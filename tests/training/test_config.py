@@ -1,5 +1,4 @@
 import json
-import re
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -21,19 +20,14 @@ from gfn_rb.training import (
     BitSequenceConfig,
     ConditionalHyperGridConfig,
     DeceptiveGridConfig,
-    FeedOptions,
     HyperGridConfig,
     KeepRecent,
-    ManagersOptions,
-    MetricsOptions,
     RNABindingConfig,
     SearchOptions,
     SoftmaxDraw,
     TeacherDraw,
-    TeacherOptions,
     TFBind8Config,
     TrainConfig,
-    UniformDraw,
     options as literals,
 )
 from gfn_rb.training.config import CONFIGS
@@ -135,35 +129,6 @@ def test_configurations_say_rightly_whether_every_state_terminates(config):
         why = f"^loss must be one of .* with {config.env}, where not"
         with pytest.raises(ArgumentError, match=why):
             replace(config, loss="mdb").validate()
-
-
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("search.back_ratio", {"search": SearchOptions(back_ratio=0.25)}),
-        ("teacher.c", {"teacher": TeacherOptions(c=1.0)}),
-        ("metrics.samples", {"metrics": MetricsOptions(samples=20)}),
-        ("managers.journal", {"managers": ManagersOptions(journal=True)}),
-        ("feed.quota", {"feed": FeedOptions(quota=32)}),
-        ("anneal_steps", {"anneal_steps": 10}),
-        ("subtb_lambda", {"subtb_lambda": 0.5}),
-        ("backward", {"backward": "learned", "loss": "fm", "replay": "states"}),
-        ("lr_log_z", {"lr_log_z": 0.2, "loss": "subtb"}),
-        ("log_z", {"log_z": 1.5, "loss": "mdb", "replay": "transitions"}),
-        ("keep.unique", {"keep": KeepRecent(unique=False), "loss": "fm", "replay": "states"}),
-        ("metrics.backward", {"metrics": MetricsOptions(("elbo",), backward=3)}),
-        ("metrics.samples", {"metrics": MetricsOptions(("correlation",), samples=3)}),
-        ("draw", {"draw": UniformDraw(), "replay_ratio": 0.0}),
-        ("max_age", {"max_age": 5, "replay_ratio": 0.0}),
-        ("offline_data", {"offline_data": "known.csv", "replay_ratio": 0.0}),
-        ("offline_share", {"offline_share": 0.5}),
-    ],
-)
-def test_an_option_without_effect_is_named(name, given):
-    with pytest.raises(ArgumentError, match=f"^{re.escape(name)} has no effect unless "):
-        HyperGridConfig(**given).validate()
-    others = {key: value for key, value in given.items() if key != name.partition(".")[0]}
-    HyperGridConfig(**others).validate()  # left alone, it does no harm
 
 
 def test_a_configuration_gives_inherited_options_other_defaults():

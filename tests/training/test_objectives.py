@@ -39,12 +39,10 @@ def read_by(loss, rows):
     return rows if name == "trajectories" else getattr(rows, f"to_{name}")()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("config", [GRID, WARM_GRID], ids=lambda config: config.env)
-def test_every_loss_is_made_with_its_networks(name, config):
-    if (name, config) == ("vargrad", WARM_GRID):
-        return  # refused: rows of other conditions have another log Z
-    config = type(config)(**{**vars(config), "loss": name, "hidden": (8, 4)})
+# VarGrad is refused with conditions, each of which has another log Z.
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "vargrad"])
+def test_every_loss_is_made_with_its_networks(name):
+    config = replace(WARM_GRID, loss=name, hidden=(8, 4))
     env = config.make_env()
     loss = make_loss(config, env, seed=3)
     assert type(loss) is LOSSES[name]
@@ -76,8 +74,6 @@ def test_a_trunk_is_shared():
     config.validate()
     loss = make_loss(config, config.make_env(), 0)
     assert loss.forward_policy.trunk is loss.backward_policy.trunk is loss.state_flow.trunk
-    with pytest.raises(ArgumentError, match="share_trunk has no effect unless backward is learned"):
-        grid(share_trunk=True).validate()
 
 
 @pytest.mark.parametrize("name", LOSSES)

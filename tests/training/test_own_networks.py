@@ -1,6 +1,5 @@
 """Modules of the user's own as policies and flows."""
 
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from gfn_rb.policies import ForwardPolicy, Networks
 from gfn_rb.policies.networks import OwnNetwork
 from gfn_rb.training import HyperGridConfig, ManagersOptions, TrainConfig, Trainer, train
 from gfn_rb.training.cli import main
-from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.reading import read_metrics
 
 ENV = HyperGrid(2, 6)
 
@@ -168,7 +165,6 @@ class Unreadable(HyperGridConfig):
 
 instance = MyConfig()
 '''
-QUICK = ["--batch-size", "4", "--hidden", "8", "--eval-every", "4", "--checkpoint-every", "2"]
 
 
 @pytest.fixture
@@ -181,20 +177,6 @@ def package(tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return name
-
-
-@pytest.mark.slow
-def test_trained_and_resumed_by_its_path(package, capsys):
-    path = f"{package}.module:MyConfig"
-    assert main(["train", path, *QUICK, "--size", "6", "--steps", "4"]) == 0
-    folder = RunFolder(Path("runs/MyConfig-seed0-001"))
-    values = json.loads(folder.config.read_text())
-    assert (values["env"], values["size"], values["lr"]) == (path, 6, 1e-2)
-    assert read_metrics(folder.metrics)[-1]["reward_calls"] == "16"
-    assert main(["resume", str(folder.path), "--steps", "6"]) == 0
-    assert read_metrics(folder.metrics)[-1]["reward_calls"] == "24"
-    assert main(["inspect", str(folder.path)]) == 0
-    assert path in capsys.readouterr().out
 
 
 def test_help_shows_its_options(package, capsys):

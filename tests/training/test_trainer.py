@@ -249,16 +249,6 @@ def test_metrics_are_of_averaged_weights():
     assert float(average.loss.estimate_log_z()) == pytest.approx(expected)
 
 
-def test_learning_rates_fall_to_their_share():
-    config = grid(lr=0.01, lr_log_z=0.1, lr_end=0.25, anneal_steps=3)
-    trainer, rates = Trainer(config), []
-    for _ in range(5):
-        rates.append([group["lr"] for group in trainer.optimizer.param_groups])
-        trainer.step()
-    shares = [1.0, 0.75, 0.5, 0.25, 0.25]
-    assert rates == [pytest.approx([0.01 * share, 0.1 * share]) for share in shares]
-
-
 def test_gradients_are_shortened():
     """Over all parameters together, log Z included; those that are short enough stay."""
     trainer, norms = Trainer(grid(clip_grad_norm=0.01)), []
@@ -275,15 +265,19 @@ def test_gradients_are_shortened():
 
 def test_what_is_annealed_reaches_its_part():
     draw = SoftmaxDraw(temperature=4.0, temperature_end=2.0)
-    trainer = Trainer(grid(epsilon=1.0, epsilon_end=0.0, draw=draw, anneal_steps=4))
-    seen, sampler = [], trainer.sampler
+    ends = {"epsilon": 1.0, "epsilon_end": 0.0, "lr": 0.01, "lr_log_z": 0.1, "lr_end": 0.2}
+    trainer = Trainer(grid(draw=draw, anneal_steps=4, **ends))
+    epsilons, temperatures, rates, sampler = [], [], [], trainer.sampler
     sample = sampler.sample_trajectories
-    sampler.sample_trajectories = lambda *a, **k: seen.append(k["epsilon"]) or sample(*a, **k)
+    sampler.sample_trajectories = lambda *a, **k: epsilons.append(k["epsilon"]) or sample(*a, **k)
     for _ in range(6):
+        rates.append([group["lr"] for group in trainer.optimizer.param_groups])
         trainer.step()
-        seen.append(trainer.rb.sampler.temperature)
-    assert seen[::2] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    assert seen[1::2] == [4.0, 3.5, 3.0, 2.5, 2.0, 2.0]
+        temperatures.append(trainer.rb.sampler.temperature)
+    assert epsilons == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    assert temperatures == [4.0, 3.5, 3.0, 2.5, 2.0, 2.0]
+    shares = [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+    assert rates == [pytest.approx([0.01 * share, 0.1 * share]) for share in shares]
 
 
 @pytest.mark.slow

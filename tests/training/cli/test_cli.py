@@ -144,15 +144,6 @@ def test_every_option_reaches_the_configuration(monkeypatch):
     assert default.keys() - {"env", "format"} <= seen
 
 
-def test_groups_have_boxes_of_their_own(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "hypergrid", "--draw", "softmax", "--help-all"])
-    out = capsys.readouterr().out
-    groups = ["draw", "keep", "search", "teacher", "metrics", "managers", "feed"]
-    assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups
-    assert "--draw.temperature FLOAT" in out
-
-
 def test_the_version_is_told_and_nothing_by_torchrl(capsys, monkeypatch):
     monkeypatch.setattr(torchrl_logger, "level", logging.INFO)
     notes = []
@@ -260,29 +251,15 @@ def test_help_explains_every_option(env, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["train", env, "--help-all"])
     assert caught.value.code == 0
-    out = " ".join(capsys.readouterr().out.replace("│", "").split())
+    out = capsys.readouterr().out
+    groups = ["draw", "keep", "search", "teacher", "metrics", "managers", "feed"]
+    assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups  # each has a box of its own
+    out = " ".join(out.replace("│", "").split())
     assert "--replay-ratio FLOAT Replayed items per fresh one" in out
     for option in flat(CONFIGS[env]().to_dict()).keys() - {"env", "format"}:
         name = option.replace("_", "-")
         words = rf"--{name}(, --[\w.-]+)? [^-]*?[A-Za-z][^()]*[.,;:]"
         assert re.search(words, out), option
-
-
-def test_what_cannot_be_resumed_is_named(capsys, tmp_path):
-    line = "gfn-rb: run must be a folder that holds a config.json, got nothing"
-    assert refusal(capsys, "resume", "nothing") == (2, line)
-    main([*GRID, "--steps", "4", "--out", "run"])
-    capsys.readouterr()
-    path = tmp_path / "run" / "checkpoint.gfnrb"
-    path.write_bytes(path.read_bytes()[:-100])
-    code, line = refusal(capsys, "resume", "run")
-    assert code == 1
-    assert line.startswith(f"gfn-rb: {Path.cwd()}/run/checkpoint.gfnrb is no sound checkpoint")
-    assert refusal(capsys, "inspect", "run/checkpoint.gfnrb")[0] == 1
-    assert refusal(capsys, "inspect", "elsewhere")[0] == 2
-    code, line = refusal(capsys, *GRID, "--out", path / "run")  # below a file
-    assert code == 2
-    assert f"can be made, got {path}/run: " in line
 
 
 @pytest.mark.slow

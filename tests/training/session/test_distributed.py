@@ -110,11 +110,6 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     assert main(["resume", str(tmp_path / "run"), "--steps", "14"]) == 0
     again = rows(tmp_path / "run", 0)
     assert [row["step"] for row in again] == ["0", "6", "12", "14"]
-    config = (tmp_path / "run" / "config.json").read_text()
-    capsys.readouterr()
-    assert main(["resume", str(tmp_path / "run"), "--steps", "13"]) == 2
-    assert "steps must be at least the 14 taken already, got 13" in capsys.readouterr().err
-    assert (tmp_path / "run" / "config.json").read_text() == config
     assert again[0] == first[0]  # times included: it is that of the checkpoint
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from training.test_own_networks import PlainConfig
 from training.training_runs import GRID, RNA, WARM_GRID, grid, trained
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
@@ -33,10 +34,10 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def test_folders_are_numbered(tmp_path):
-    configs = [GRID, GRID, grid(seed=8), GRID]
+    configs = [GRID, GRID, grid(seed=8), GRID, PlainConfig(seed=8)]
     names = [RunFolder.create(each).path.as_posix() for each in configs]
     ends = ("seed0-001", "seed0-002", "seed8-001", "seed0-003")
-    assert names == [f"runs/hypergrid-{end}" for end in ends]
+    assert names == [*(f"runs/hypergrid-{end}" for end in ends), "runs/PlainConfig-seed8-001"]
     assert {path.as_posix() for path in Path("runs").iterdir()} == {*names}
 
 
