@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -17,7 +16,6 @@ from gfn_rb import (
     save_checkpoint,
 )
 from gfn_rb.checkpoint import Journal
-from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame
 from gfn_rb.errors import ShapeError
 from gfn_rb.writers.rows import COMPLEX, DTYPES
 
@@ -81,15 +79,6 @@ def test_a_dtype_works_everywhere_or_is_refused_by_name(name, storage, writer, t
     assert_alike(loaded, rb)
     merged = MergedReplayBuffer(rb, loaded, p="size", batch_size=5)
     assert merged.sample()["x"].dtype is dtype
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_a_dtype_can_be_sent(name):
-    sent = rows(DENSE[name])
-    buffers = encode_frame(1, sent)
-    parts = [each.make() if isinstance(each, LazyBuffer) else bytes(each) for each in buffers]
-    came = decode_frame(np.frombuffer(bytearray().join(parts), np.uint8)).rows
-    assert torch.equal(came["x"].view(torch.uint8), sent["x"].view(torch.uint8))
 
 
 def test_the_page_has_the_table():

@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDict, lazy_stack
 
 from gfn_rb import (
-    MergedReplayBuffer,
     RaggedStorage,
     fifo_buffer,
     load_checkpoint,
@@ -93,13 +92,6 @@ def test_messages_hold_bytes_that_another_storage_takes() -> None:
     made = b"".join(part.make() if isinstance(part, LazyBuffer) else bytes(part) for part in sent)
     other.extend(decode_frame(np.frombuffer(bytearray(made), np.uint8)).rows)
     assert texts_of(other) == TEXTS
-
-
-def test_merged_buffers_draw_text() -> None:
-    made = [fifo_buffer(8, storage=storage()) for _ in range(2)]
-    for each in made:
-        each.extend(rows())
-    assert {*MergedReplayBuffer(*made).sample(40)["smiles"]} <= {*TEXTS}
 
 
 def test_contents_of_a_journal_are_checked(tmp_path) -> None:

@@ -75,6 +75,7 @@ def test_rewards_and_codes_are_float32_under_every_default_dtype(name, dtype) ->
         condition = other.fixed_conditions(3)
         assert condition.dtype == other.sample_condition(3).dtype == torch.float32
         assert other.encode_condition(condition).dtype == torch.float32
+    check_env(other)
 
 
 @pytest.mark.parametrize("name", ENVS)
@@ -101,12 +102,6 @@ def test_policies_roll_out_and_learn_under_every_default_dtype(name, dtype) -> N
 
 def given_conditions(env) -> list:
     return [] if env.condition_shape is None else [env.sample_condition(3)]
-
-
-@pytest.mark.parametrize("name", ["HyperGrid", "ConditionalHyperGrid", "TFBind8", "Line", "Box"])
-def test_environments_keep_their_promises_under_every_default_dtype(name, dtype) -> None:
-    torch.set_default_dtype(dtype)
-    check_env(ENVS[name]())
 
 
 def test_networks_of_another_dtype_than_their_environment_are_called() -> None:

@@ -141,9 +141,6 @@ def test_saved_numbers_are_the_forward_policys_on_the_whole_row(
     p = Exploration(**options).probabilities(policy(state=state), env.forward_mask(state))
     expected = p.gather(1, rows.action[real][:, None])[:, 0].log()
     torch.testing.assert_close(rows.log_prob[real], expected, atol=1e-5, rtol=0)
-    if not options:
-        again = taken_log_probs(policy, env, rows)
-        torch.testing.assert_close(rows.log_prob, again, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("use_metropolis_hastings", [False, True])

@@ -8,7 +8,6 @@ from training.training_runs import GRID, equal, grid, take, timeless
 from gfn_rb import terminating_state_buffer
 from gfn_rb.checkpoint import export_table
 from gfn_rb.training import Trainer
-from gfn_rb.training.cli import main
 
 
 @pytest.fixture
@@ -53,15 +52,3 @@ def test_a_run_with_known_objects_goes_on_exactly(known, tmp_path):
     take(second, 3)
     equal(whole.loss.state_dict(), second.loss.state_dict())
     assert timeless(whole.measure()) == timeless(second.measure())
-
-
-def test_the_command_reads_what_it_writes(known, tmp_path, capsys):
-    words = ["--ndim", "2", "--height", "6", "--steps", "4", "--batch-size", "8"]
-    words += ["--hidden", "16", "--offline-share", "0.5"]
-    out = tmp_path / "run"
-    options = ["--offline-data", known, "--out", str(out)]
-    assert main(["train", "hypergrid", *words, *options]) == 0
-    assert main(["inspect", str(out), "--export", str(tmp_path / "all.csv")]) == 0
-    again = ["--offline-data", str(tmp_path / "all.csv"), "--out", str(tmp_path / "again")]
-    assert main(["train", "hypergrid", *words, *again]) == 0
-    capsys.readouterr()

@@ -100,15 +100,6 @@ def test_a_command_to_go_on_is_one_of_a_launchers(command, printed, tmp_path):
         RunFolder.create(grid(out=folder.path))
 
 
-def test_where_no_run_can_be_is_said_without_a_command(tmp_path):
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(ArgumentError, match=f"got {file}, which exists$"):
-        RunFolder.create(grid(out=file))
-    with pytest.raises(ArgumentError, match=f"can be made, got {file}/run: "):
-        RunFolder.create(grid(out=file / "run"))
-
-
 def test_metrics_are_written_anew(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("left over from a killed run")
