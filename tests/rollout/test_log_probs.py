@@ -6,7 +6,7 @@ from factories import linear_policy, policy_of
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.rollout import Sampler, action_log_probs, taken_log_probs
+from gfn_rb.rollout import Sampler, taken_log_probs
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
 
@@ -80,11 +80,3 @@ def test_the_network_is_asked_once_about_real_steps_alone(is_backward):
     assert len(asked) == 1
     assert len(asked[0]) == int((trajectories.length - int(is_backward)).sum())
     assert not env.is_sink(asked[0]).any()
-
-
-def test_action_log_probs_are_normalised_over_legal_actions():
-    env = HyperGrid(2, 3)
-    states = env.terminating_states()
-    log_p = action_log_probs(linear_policy(env, False), env, states)
-    torch.testing.assert_close(log_p.exp().sum(1), torch.ones(9))
-    assert torch.equal(log_p > -torch.inf, env.forward_mask(states))

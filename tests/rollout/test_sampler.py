@@ -19,14 +19,6 @@ ENVS = {
 }
 
 
-@pytest.mark.parametrize("name", ENVS)
-def test_forward_from_the_source(name):
-    env = ENVS[name]
-    rows = Sampler(linear_policy(env, False)).sample_trajectories(env, 40, generator=seeded())
-    assert rows.is_backward is rows.log_prob is rows.estimator_output is rows.condition is None
-    assert_sound(env, rows)
-
-
 def test_forward_from_given_states():
     env = HyperGrid(3, 4)
     start = env.terminating_states()
@@ -35,32 +27,6 @@ def test_forward_from_given_states():
     assert_sound(env, rows, start)
     assert torch.equal(start, before)
     assert rows.length[(start == 3).all(1)].tolist() == [1]
-
-
-@pytest.mark.parametrize("name", ENVS)
-def test_backward_from_terminating_states(name):
-    env = ENVS[name]
-    forward = Sampler(linear_policy(env, False)).sample_trajectories(env, 40, generator=seeded())
-    x = forward.terminating_states
-    rows = Sampler(linear_policy(env, True)).sample_trajectories(env, states=x, generator=seeded(2))
-    assert rows.is_backward.all()
-    assert env.is_sink(rows.state[:, 0]).all()
-    assert (rows.action[:, 0] == env.exit_action).all()
-    assert torch.equal(rows.state[:, 1], x)
-    assert torch.equal(rows.terminating_states, x)
-    assert_sound(env, rows.reverse())
-
-
-def test_backward_from_the_source_is_the_exit_alone():
-    env = HyperGrid(2, 4)
-    rows = Sampler(linear_policy(env, True)).sample_trajectories(
-        env, states=env.source(2), save_logprobs=True, save_estimator_outputs=True
-    )
-    assert rows.state.tolist() == [[[-1, -1], [0, 0]]] * 2
-    assert rows.action.tolist() == [[2]] * 2
-    assert rows.length.tolist() == [1, 1]
-    assert rows.log_prob.tolist() == [[0.0]] * 2
-    assert rows.estimator_output.tolist() == [[[0.0, 0.0]]] * 2
 
 
 @pytest.mark.parametrize("is_backward", [False, True])
@@ -134,17 +100,25 @@ def test_sampled_actions_follow_the_policy(is_backward):
     torch.testing.assert_close(logits[0], policy(state=state)[0].detach())
 
 
-@given(st.integers(0, 12), st.integers(1, 3), st.integers(2, 4), st.integers(0, 9))
-def test_any_grid_any_number_of_rows(n, ndim, height, seed):
-    env = HyperGrid(ndim, height)
-    forward = Sampler(linear_policy(env, False, seed)).sample_trajectories(env, n)
-    states = forward.terminating_states
-    backward = Sampler(linear_policy(env, True, seed)).sample_trajectories(env, states=states)
-    assert len(forward) == len(backward) == n
+GRIDS = st.builds(HyperGrid, st.integers(1, 3), st.integers(2, 4))
+
+
+@given(GRIDS | st.sampled_from([*ENVS.values()]), st.integers(0, 12), st.integers(0, 9))
+def test_any_number_of_walks_is_sound_both_ways(env, n, seed):
+    rows = Sampler(linear_policy(env, False, seed)).sample_trajectories(env, n)
+    x = rows.terminating_states
+    back = Sampler(linear_policy(env, True, seed)).sample_trajectories(env, states=x)
+    assert rows.is_backward is rows.log_prob is rows.estimator_output is rows.condition is None
+    assert len(rows) == len(back) == n
+    assert back.is_backward.all()
+    assert torch.equal(rows.length, back.length)
+    assert torch.equal(back.terminating_states, x)
     if n:
-        assert_sound(env, forward)
-        assert_sound(env, backward.reverse())
-        assert torch.equal(forward.length, backward.length)
+        assert env.is_sink(back.state[:, 0]).all()
+        assert (back.action[:, 0] == env.exit_action).all()
+        assert torch.equal(back.state[:, 1], x)
+        assert_sound(env, rows)
+        assert_sound(env, back.reverse())
 
 
 def test_known_log_rewards_cost_no_reward_call(monkeypatch):

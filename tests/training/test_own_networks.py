@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
-from training.training_runs import SMALL, equal, take, timeless
+from training.training_runs import SMALL, equal, resumed_beside, take, timeless
 
 from gfn_rb.envs import ConditionalHyperGrid, HyperGrid
 from gfn_rb.errors import ArgumentError
@@ -69,14 +69,12 @@ class EmbeddedConfig(PlainConfig):
 @pytest.mark.parametrize("loss", ["tb", "db", "fm"])
 def test_they_are_trained_and_restored(config, loss, tmp_path):
     config = config(loss=loss, **SMALL)
-    first, again = Trainer(config), Trainer(config)
+    first = Trainer(config)
     before = {name: value.clone() for name, value in first.loss.named_parameters()}
     take(first, 2)
     changed = {n for n, value in first.loss.named_parameters() if not value.equal(before[n])}
     assert changed == before.keys()
-    first.save(tmp_path / "checkpoint")
-    again.load(tmp_path / "checkpoint")
-    first.step(), again.step()
+    again = resumed_beside(first, tmp_path, 1)
     equal(again.loss.state_dict(), first.loss.state_dict())
     assert timeless(first.measure()) == timeless(again.measure())
 

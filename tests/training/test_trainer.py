@@ -19,7 +19,6 @@ from training.training_runs import (
 )
 
 import gfn_rb
-from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
@@ -360,29 +359,6 @@ def test_what_others_found_is_learnt_like_what_was_sampled(brought, sizes):
     assert all(map(torch.equal, learnt, elsewhere.state))
     row = trainer.record()
     assert (row["reward_calls"], row["buffer_size"]) == (8, 8)
-
-
-def merged_with(other):
-    return Hooks(replayed=lambda rb, env: MergedReplayBuffer(rb, other, p=[0.0, 1.0]))
-
-
-def test_what_is_replayed_may_come_from_elsewhere(tmp_path):
-    """From a second buffer, which checkpoints then hold as well."""
-    elsewhere = Trainer(grid(seed=9, capacity=8))
-    elsewhere.rb.extend(elsewhere.sample(8).to_tensordict())
-    known = {tuple(x) for x in elsewhere.rb.storage[:]["action"].tolist()}
-    trainer = Recorded(grid(capacity=8), hooks=merged_with(elsewhere.rb))
-    take(trainer, 3)
-    assert {tuple(x) for batch in trainer.batches[1::2] for x in batch.action.tolist()} <= known
-    assert len(trainer.rb) == 8
-    trainer.save(tmp_path / "checkpoint")
-    empty = Trainer(grid(seed=9, capacity=8)).rb
-    restored = Recorded(grid(capacity=8), hooks=merged_with(empty))
-    restored.load(tmp_path / "checkpoint")
-    assert torch.equal(empty.storage[:]["action"], elsewhere.rb.storage[:]["action"])
-    take(trainer, 3)
-    take(restored, 3)
-    assert_same(restored, trainer)
 
 
 def test_what_is_replayed_is_no_older_than_it_may_be(monkeypatch):

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from factories import rows
 from torchrl import torchrl_logger
-from training.training_runs import timeless
+from training.session.test_run import assert_same_results
 
 import gfn_rb
 from gfn_rb.checkpoint import Journal, load_state
@@ -23,7 +23,6 @@ from gfn_rb.training.cli import main
 from gfn_rb.training.config import CONFIGS, flat
 from gfn_rb.training.session import launch
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.reading import read_metrics
 
 QUICK = ["--batch-size", "8", "--hidden", "16", "--eval-every", "5", "--checkpoint-every", "4"]
 GRID = ["train", "hypergrid", "--ndim", "2", "--height", "6", *QUICK]
@@ -51,13 +50,10 @@ def refusal(capsys, *words):
     return code, line
 
 
-def results(path):
-    folder = RunFolder(Path(path))
-    weights = load_state(folder.checkpoint)["policies"]
-    return (
-        [timeless(row) for row in read_metrics(folder.metrics)],
-        {name: value.tolist() for name, value in weights.items()},
-    )
+def python(*words, **options):
+    """Run Python in a process that finds the package, wherever it is."""
+    env = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
+    return subprocess.run([sys.executable, *words], text=True, env=env, timeout=120, **options)
 
 
 def test_train_then_inspect_then_resume(capsys, tmp_path):
@@ -72,7 +68,7 @@ def test_train_then_inspect_then_resume(capsys, tmp_path):
     assert main(["resume", "run", "--steps", "12"]) == 0
     assert "12 steps of 8" in capsys.readouterr().out
     assert main([*GRID, "--steps", "12", "--seed", "3", "--out", "whole"]) == 0
-    assert results("run") == results("whole")
+    assert_same_results(Path("run"), Path("whole"))
 
 
 def test_a_run_with_a_secret_goes_on_with_it_alone(capsys, monkeypatch, tmp_path):
@@ -211,10 +207,7 @@ for words in {lines!r}:
 def test_words_are_parsed_without_torch(tmp_path):
     """What it imports is seen: a command that needs torch has it."""
     lines = [*HELP, "--version", *REFUSED, "train tfbind8 --patience 5"]
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED.format(lines=lines)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}, timeout=120,
-    )  # fmt: skip
+    done = python("-c", LOADED.format(lines=lines), capture_output=True)
     *others, last = (e for e in done.stderr.splitlines() if not e.startswith("gfn-rb: "))
     assert others == ["0"] * (len(HELP) + 1) + ["2"] * len(REFUSED)
     assert {*last.split()} >= {"2", "torch", "numpy"}
@@ -267,10 +260,7 @@ def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
     RunFolder.create(CONFIGS["hypergrid"](out=tmp_path / "run"))
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "gfn_rb", *words.split()]
-    path = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
-    options = {"stdout": writing, "stderr": subprocess.PIPE, "text": True, "env": path}
-    done = subprocess.run(command, **options, timeout=120)
+    done = python("-m", "gfn_rb", *words.split(), stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert done.returncode == 0
     assert not re.search(r"Traceback|Err|pipe", done.stderr), done.stderr
@@ -332,12 +322,9 @@ sys.exit(main(sys.argv[2:]))
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["tyro", "torch._C", "numpy", "tensordict", "torchrl", "tqdm"])
 def test_an_interrupt_during_imports_ends_quietly(module):
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, module, *GRID, "--steps", "1"], capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}, timeout=60,
-    )  # fmt: skip
+    done = python("-c", INTERRUPTED, module, *GRID, "--steps", "1", capture_output=True)
     assert done.returncode == 130
-    assert done.stderr in (b"", b"gfn-rb: interrupted\n")
+    assert done.stderr in ("", "gfn-rb: interrupted\n")
 
 
 @pytest.mark.slow
@@ -356,4 +343,4 @@ def test_killed_at_any_time_a_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert child.wait() == -signal.SIGKILL
     assert main(["resume", "run"]) == 0
     assert main([*words, "whole"]) == 0
-    assert results("run") == results("whole")
+    assert_same_results(Path("run"), Path("whole"))

@@ -95,17 +95,6 @@ def test_the_top_forgets_what_is_not_among_the_100_best():
     assert torch.equal(discovery.env.score(discovery.top_state), best)
 
 
-def test_restored_counts_replace_what_was_counted(discovery):
-    discovery.add(torch.cat([MODES[:3], torch.tensor([[0, 0], [0, 0]])]))
-    restored = Counted(HyperGrid(2, 8))
-    restored.add([[7, 7], [2, 2]])
-    restored.load_state_dict(discovery.state_dict())
-    assert counts(restored) == counts(discovery) == (5, 4, 3)
-    assert restored.columns() == discovery.columns()
-    restored.add(MODES)
-    assert counts(restored) == (9, 5, 4)
-
-
 def test_mean_distance_by_hand():
     state = torch.tensor([[0, 0], [0, 3], [1, 0]])  # 3, 1 and 4 apart
     assert mean_distance(state, CITY_BLOCK) == pytest.approx(8 / 3)

@@ -1,11 +1,11 @@
 """Ranks that train together, in threads: averaged gradients, and the steps at which they meet."""
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from training.session.test_star import together
 
 from gfn_rb.training.session import rank_hooks
 from gfn_rb.training.session.joining import Star
@@ -29,11 +29,6 @@ def graded(found, value):
     return found
 
 
-def together(*functions):
-    with ThreadPoolExecutor(len(functions)) as pool:
-        return [future.result(20) for future in [pool.submit(each) for each in functions]]
-
-
 @pytest.fixture
 def three():
     transports = LocalTransport.group(3, timeout=5.0)
@@ -45,8 +40,7 @@ def averaged(averages, modules, values):
         average(graded(found, value))
         return found.weight.grad[0, 0].item(), found.bias.grad[0].item()
 
-    rows = zip(averages, modules, values, strict=True)
-    return together(*[lambda row=row: one(*row) for row in rows])
+    return together(lambda row: one(*row), *zip(averages, modules, values, strict=True))
 
 
 def test_all_have_the_mean_and_from_the_first_round_on_the_same_parameters(three):
@@ -69,7 +63,7 @@ def test_without_a_gradient_a_parameter_counts_as_zero_and_a_frozen_one_is_each_
     for each in modules:
         each.bias.requires_grad_(False)
         each.bias.grad = None
-    together(*[lambda i=i: averages[i](modules[i]) for i in range(3)])
+    together(lambda i: averages[i](modules[i]), *range(3))
     assert [each.weight.grad[0, 0].item() for each in modules] == [2.0] * 3
     assert [each.bias[0].item() for each in modules] == [0.0, 10.0, 20.0]
     assert all(each.bias.grad is None for each in modules)
@@ -117,7 +111,7 @@ class Ranks:
 
 def test_all_ranks_stop_after_the_same_step_though_one_alone_was_told():
     ranks = Ranks(3)
-    found = together(*[lambda rank=rank: ranks.taken(rank, {(1, 7)}) for rank in range(3)])
+    found = together(lambda rank: ranks.taken(rank, {(1, 7)}), *range(3))
     assert len({*found}) == 1
     assert 7 <= found[0] <= 12  # at the latest when the next checkpoint is due
     assert all(each.received is not None for each in ranks.stop)
@@ -129,7 +123,7 @@ def test_ranks_meet_when_a_checkpoint_is_due_and_know_the_progress_of_all(monkey
     ranks, steps = Ranks(2), []
     share = ranks.meetings[0]._star.share
     ranks.meetings[0]._star.share = lambda meta: (steps.append(meta["next"]), share(meta))[1]
-    assert together(lambda: ranks.taken(0), lambda: ranks.taken(1)) == [20, 20]
+    assert together(ranks.taken, 0, 1) == [20, 20]
     assert steps == [6, 12, 18, 24, 24]  # after the first step, and then at each checkpoint
     trainer = trainer_of(discovery=found(125, 3), env=SimpleNamespace(n_modes=4))
     assert ranks.meetings[0].describe(trainer, 1.25) == (
