@@ -2,12 +2,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from remote.remote_runs import objects
 from statistics_of_draws import chi_square_p
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from gfn_rb import fifo_buffer, reward_prioritized_buffer
+from gfn_rb import fifo_buffer
 from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding import Feeder, Subscriber
@@ -30,48 +30,53 @@ def subscribed(rb, **options):
 
 values = st.integers(0, 30)
 log_rewards = st.sampled_from([-math.inf, -1.0, 0.0, 1.0, 2.0])
-changes = st.lists(
-    st.one_of(
-        st.tuples(st.just("extend"), st.dictionaries(values, log_rewards, max_size=8)),
-        st.tuples(st.just("reply"), st.integers(1, 20)),
-        st.tuples(st.just("sent"), values),  # the worker sends what is held
-        st.tuples(st.just("empty"), st.none()),
-    ),
-    max_size=12,
+changes = st.one_of(
+    st.tuples(st.just("extend"), st.dictionaries(values, log_rewards, max_size=8)),
+    st.tuples(st.just("relabel"), st.tuples(values, log_rewards)),
+    st.tuples(st.just("sent"), values),  # the worker sends what is held
+    st.tuples(st.just("subscribe"), st.booleans()),  # again, after a restart or not
+    st.tuples(st.just("empty"), st.none()),
 )
 
 
 @pytest.mark.parametrize("policy", ["top", "newest"])
-@given(changes)
+@settings(max_examples=100)
+@given(st.lists(st.tuples(changes, st.integers(0, 12)), max_size=12))
 def test_orders_agree_with_sorting(policy, changes):
-    rb, held = fifo_buffer(12), {}  # by value, the key to sort by; None if it is not to be given
+    rb, held, sent, given = fifo_buffer(12), {}, set(), set()  # held: the reward and the arrival
     feeder = subscribed(rb, policy=policy)
     index, latest = feeder.index, -1
-    for action, argument in changes:
+    for (action, argument), quota in changes:
         if action == "empty":
             rb.empty()
-            index.refresh()
             held = {}
         elif action == "extend":
             rows = {v: r for v, r in argument.items() if v not in held}
             if rows:
                 rb.extend(objects(list(rows), list(rows.values())))
-            held = dict([*held.items(), *rows.items()][-12:])
-            index.refresh()
-            for value in rows.keys() & held.keys():  # those of one batch arrive in some order
-                arrival = int(index.arrival[index.find(objects_in(objects([value])))[0]])
-                assert arrival > latest
-                key = (rows[value] if policy == "top" else 0, arrival)
-                held[value] = key if rows[value] > -math.inf else None
-            latest = index.n_arrived - 1
+            held = dict([*held.items(), *((v, (r, None)) for v, r in rows.items())][-12:])
+        elif action == "relabel" and argument[0] in held:
+            value, reward = argument
+            rb[:]["log_reward"][rb[:]["state"][:, 0] == value] = reward
+            held[value] = reward, held[value][1]
         elif action == "sent" and argument in held:
             index.sent[index.find(objects_in(objects([argument]))), 1] = True
-            held[argument] = None
-        elif action == "reply":
-            to_give = [v for v, key in held.items() if key is not None]
-            expected = sorted(to_give, key=held.__getitem__, reverse=True)[:argument]
-            assert fed(feeder, argument) == expected
-            held.update(dict.fromkeys(expected))
+            sent.add(argument)
+        elif action == "subscribe":
+            feeder.subscribe(1, terms(policy=policy, fresh=argument))
+            given = set() if argument else given
+        index.refresh()
+        sent, given = sent & held.keys(), given & held.keys()
+        for value in [v for v, (_, arrival) in held.items() if arrival is None]:
+            arrival = int(index.arrival[index.find(objects_in(objects([value])))[0]])
+            assert arrival > latest  # those of one batch arrive in some order
+            held[value] = held[value][0], arrival
+        latest = index.n_arrived - 1
+        to_give = [v for v in held.keys() - sent - given if held[v][0] > -math.inf]
+        first = 0 if policy == "top" else 1
+        expected = sorted(to_give, key=lambda v: held[v][first:], reverse=True)[:quota]
+        assert fed(feeder, quota) == expected
+        given.update(expected)
 
 
 def test_softmax_draws_have_their_law():
@@ -101,30 +106,12 @@ def test_only_changed_rows_are_ranked_again(monkeypatch):
     assert ranked == [1000, 5, 5]
 
 
-def test_a_restarted_worker_is_given_everything_again_a_returning_one_is_not():
-    rb = reward_prioritized_buffer(6)
-    rb.extend(objects([3, 4]))
-    feeder = subscribed(rb)
-    assert fed(feeder, 9) == [4, 3]
-    for fresh, expected in ((False, []), (True, [4, 3])):
-        feeder.subscribe(1, terms(fresh=fresh))
-        assert fed(feeder, 9) == expected
-
-
 def test_slots_that_a_buffer_stores_are_not_given():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
     feeder = subscribed(rb)
     rb.extend(objects([3]).set("index", torch.zeros(1, dtype=torch.int64)))
     assert "index" in rb.storage._storage.keys()  # noqa: SIM118
     assert set(feeder.next_for(1).keys()) == {"state", "log_reward"}
-
-
-def test_relabelled_rewards_count():
-    rb = reward_prioritized_buffer(6)
-    feeder = subscribed(rb)
-    slots = rb.extend(objects([3, 4]))
-    rb.writer.update(slots[:1], torch.tensor([9.0]))
-    assert fed(feeder) == [3, 4]
 
 
 @pytest.mark.parametrize(
