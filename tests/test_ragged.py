@@ -8,15 +8,13 @@ import torch
 from hypothesis import given, strategies as st
 from tensordict import TensorDict, lazy_stack
 from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
+from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from gfn_rb import (
     DiversityWriter,
     FIFOWriter,
     RaggedStorage,
-    RankRewardSampler,
     RewardPrioritizedWriter,
-    SoftmaxRewardSampler,
 )
 from gfn_rb.errors import (
     CheckpointMismatchError,
@@ -160,18 +158,6 @@ def test_rows_are_read_padded(sizes, index):
     again = buffer(capacity=len(chosen))
     again.extend(read)  # what was read comes back in
     check(again.storage, chosen)
-
-
-@pytest.mark.parametrize(
-    "sampler", [SamplerWithoutReplacement, SoftmaxRewardSampler, RankRewardSampler]
-)
-def test_samplers_draw_rows_of_any_length(sampler):
-    rows = make_rows([(i % 10, i % 6) for i in range(1, 9)])
-    rb = buffer("reward", sampler=sampler())
-    rb.extend(lazy_stack([row.clone() for row in rows]))
-    for drawn in rb.sample().unbind(0):
-        row, n = rows[int(drawn["serial"])], int(drawn["tokens_mask"].sum())
-        assert torch.equal(drawn["tokens"][:n], row["tokens"])
 
 
 @given(sizes=lengths, other=lengths)

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -42,11 +42,7 @@ class Block:
     output: str | None = None
 
 
-@dataclass
-class Example:
-    """Blocks that share a namespace."""
-
-    blocks: list[Block] = field(default_factory=list)
+Example = list[Block]  # which share a namespace
 
 
 def parse(markdown: str) -> list[Example]:
@@ -62,13 +58,13 @@ def parse(markdown: str) -> list[Example]:
         end = None
         if info == ["python"] or info == ["python", 'title="continued"']:
             if len(info) == 1:
-                examples.append(Example())
+                examples.append([])
             line = markdown.count("\n", 0, match.start("body")) + 1
             assert examples, f"line {line}: nothing to continue"
-            examples[-1].blocks.append(Block(line, body))
+            examples[-1].append(Block(line, body))
             end = match.end()
         elif info == ["text"] and not gap.strip():
-            examples[-1].blocks[-1].output = body
+            examples[-1][-1].output = body
         else:
             assert info[:1] != ["python"], f"unknown fence {match['info']!r}"
     return examples
@@ -77,7 +73,7 @@ def parse(markdown: str) -> list[Example]:
 def mismatches(example: Example, name: str = "README.md") -> Iterator[str]:
     """Run the blocks of an example in order; yield where the output is not the one given."""
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in example.blocks:
+    for block in example:
         printed = io.StringIO()
         code = compile("\n" * (block.line - 1) + block.code, name, "exec", dont_inherit=True)
         with contextlib.redirect_stdout(printed):
@@ -115,8 +111,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     [
         pytest.param(
             *(name, each),
-            id=f"{name}:{each.blocks[0].line}",
-            marks=[pytest.mark.slow] if "num_collectors" in each.blocks[-1].code else [],
+            id=f"{name}:{each[0].line}",
+            marks=[pytest.mark.slow] if "num_collectors" in each[-1].code else [],
         )
         for name, each in EXAMPLES
     ],
@@ -136,12 +132,8 @@ def test_the_links_of_readme_lead_somewhere() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_notebook_runs_as_one_example() -> None:
-    (blocks,) = [len(each.blocks) for name, each in EXAMPLES if name.endswith("own_loop.ipynb")]
-    assert blocks == 4
-
-
-def test_words_of_a_notebook_are_compared_and_numbers_are_not() -> None:
+def test_of_a_notebook_which_is_one_example_words_are_compared_and_numbers_are_not() -> None:
+    assert [len(each) for name, each in EXAMPLES if name.endswith("own_loop.ipynb")] == [4]
     (example,) = parse(RIGHT.replace("text\n2", "text\n30"))
     assert len(list(mismatches(example, "README.md"))) == 1
     assert list(mismatches(example, "a.ipynb")) == []
@@ -231,5 +223,5 @@ def test_a_failing_block_names_its_line_and_a_file_stands_for_its_content() -> N
         check("# Title\n\n```python\nx = 0\n1 / x\n```\n")
     last = caught.traceback[-1]
     assert (str(last.path).endswith("README.md"), last.lineno + 1) == (True, 5)
-    ((block,),) = (e.blocks for e in parse('```python\n--8<-- "examples/mlp.py"\n```\n'))
+    ((block,),) = parse('```python\n--8<-- "examples/mlp.py"\n```\n')
     assert block.code == (ROOT / "examples" / "mlp.py").read_text()

@@ -3,59 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
+from factories import policy_of
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import Tensor
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.losses import LOSSES
 from gfn_rb.policies import BackwardPolicy, LogZ
 from gfn_rb.rollout import Sampler, action_log_probs
-
-
-def look_up(env, table, out_key, is_backward=None):
-    """A module that looks its answers up by ``env.state_key``."""
-    module = TensorDictModule(
-        lambda state: torch.stack([table[key] for key in env.state_key(state).tolist()]),
-        in_keys=["state"],
-        out_keys=[out_key],
-    )
-    if is_backward is not None:
-        module.is_backward = is_backward
-    return module
-
-
-@dataclass
-class Flows:
-    """log F(s, a) and log F(s) by ``state_key``, and log Z."""
-
-    edges: dict[int, Tensor]
-    states: dict[int, Tensor]
-    log_z: float
-
-
-def flows_of(env, log_pb):
-    """The flow with F(x -> sink) = R(x) that a backward policy determines.
-
-    F(s) = R(s) [exit legal] + sum over children s' of F(s') P_B(s | s'), child by child from the
-    last layer, in double precision.
-    """
-    flow, edges_of = {}, {}
-    for states in reversed(list(env.layers())):
-        for state in states:
-            one, key = state[None], int(env.state_key(state[None]))
-            edges = torch.zeros(env.n_actions, dtype=torch.float64)
-            for action in env.forward_mask(one)[0].nonzero()[:, 0].tolist():
-                if action == env.exit_action:
-                    edges[action] = env.log_reward(one).double().exp()[0]
-                    continue
-                child = env.forward_step(one, torch.tensor([action]))
-                edges[action] = flow[int(env.state_key(child))] * log_pb(child)[0, action].exp()
-            flow[key], edges_of[key] = edges.sum(), edges.log().float()
-    log_flow = {key: value.log().float() for key, value in flow.items()}
-    return Flows(edges_of, log_flow, float(log_flow[int(env.state_key(env.source(1)))]))
 
 
 def uneven_backward_policy(env, seed=0):
@@ -68,13 +24,35 @@ def uneven_backward_policy(env, seed=0):
 
 
 def exact_networks(env, backward):
-    """Every network a loss may ask for, at the optimum that belongs to a backward policy."""
-    flows = flows_of(env, lambda s: action_log_probs(backward, env, s).detach().double())
+    """Every network a loss may ask for, at the optimum that belongs to a backward policy.
+
+    The flow has F(x -> sink) = R(x) and F(s) = R(s) [exit legal] + sum over children s' of
+    F(s') P_B(s | s'), child by child from the last layer, in double precision. It is looked up by
+    ``state_key``.
+    """
+    flow, edges_of = {}, {}
+    for states in reversed(list(env.layers())):
+        for state in states:
+            one, key = state[None], int(env.state_key(state[None]))
+            edges = torch.zeros(env.n_actions, dtype=torch.float64)
+            for action in env.forward_mask(one)[0].nonzero()[:, 0].tolist():
+                if action == env.exit_action:
+                    edges[action] = env.log_reward(one).double().exp()[0]
+                    continue
+                child = env.forward_step(one, torch.tensor([action]))
+                log_pb = action_log_probs(backward, env, child).detach().double()
+                edges[action] = flow[int(env.state_key(child))] * log_pb[0, action].exp()
+            flow[key], edges_of[key] = edges.sum(), edges.log().float()
+    log_flow = {key: value.log().float() for key, value in flow.items()}
+
+    def looked_up(table):
+        return lambda state: torch.stack([table[key] for key in env.state_key(state).tolist()])
+
     return {
-        "forward_policy": look_up(env, flows.edges, "logits", is_backward=False),
+        "forward_policy": policy_of(looked_up(edges_of), False),
         "backward_policy": backward,
-        "state_flow": look_up(env, flows.states, "log_flow"),
-        "log_z": LogZ(flows.log_z),
+        "state_flow": TensorDictModule(looked_up(log_flow), ["state"], ["log_flow"]),
+        "log_z": LogZ(float(log_flow[int(env.state_key(env.source(1)))])),
     }
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from factories import CountOnes, Ladder
+from factories import CountOnes, Ladder, policy_of
 from losses.exact_flows import (
     as_read,
     both_ways,
@@ -77,16 +77,9 @@ def test_zero_in_every_row_at_the_analytic_optimum(name, env, seed):
     assert loss(rows) < 1e-8
     assert loss.estimate_log_z().shape == ()
     assert loss.estimate_log_z().item() == pytest.approx(env.log_partition(), abs=1e-5)
-    other = {**exact, "backward_policy": UniformBackwardPolicy(env), **_scaled(exact)}
+    scaled = policy_of(lambda s: 0.8 * exact["forward_policy"](state=s), False)
+    other = {**exact, "backward_policy": UniformBackwardPolicy(env), "forward_policy": scaled}
     assert make_loss(name, env, other)(rows) > 0.005
-
-
-def _scaled(exact):
-    """A forward policy that is not the optimal one."""
-    inner = exact["forward_policy"]
-    policy = TensorDictModule(lambda s: 0.8 * inner(state=s), ["state"], ["logits"])
-    policy.is_backward = False
-    return {"forward_policy": policy}
 
 
 def ladder_networks(env, factor=1.0):
@@ -104,17 +97,13 @@ def ladder_networks(env, factor=1.0):
         up = log_flow(state + 1, condition)
         return torch.stack([up, factor * condition[:, 0] * state], 1)
 
-    forward = TensorDictModule(logits, ["state", "condition"], ["logits"])
-    backward = TensorDictModule(lambda s: torch.zeros(len(s), 1), ["state"], ["logits"])
-    forward.is_backward, backward.is_backward = False, True
-
     class ExactLogZ(torch.nn.Module):
         def forward(self, condition):
             return log_flow(torch.zeros(len(condition), dtype=torch.int64), condition)
 
     return {
-        "forward_policy": forward,
-        "backward_policy": backward,
+        "forward_policy": policy_of(logits, False, "condition"),
+        "backward_policy": policy_of(lambda s: torch.zeros(len(s), 1), True),
         "state_flow": TensorDictModule(log_flow, ["state", "condition"], ["log_flow"]),
         "log_z": ExactLogZ(),
     }
@@ -257,8 +246,7 @@ def test_a_residual_has_a_finite_gradient_where_it_is_zero(name):
     exact = exact_networks(env, UniformBackwardPolicy(env))
     logits = torch.stack([exact["forward_policy"](state=torch.tensor([[i]]))[0] for i in (0, 1)])
     logits = torch.nn.Parameter(logits)
-    policy = TensorDictModule(lambda s: logits[s[:, 0]], ["state"], ["logits"])
-    policy.is_backward = False
+    policy = policy_of(lambda s: logits[s[:, 0]], False)
     loss = make_loss(name, env, {**exact, "forward_policy": policy})
     rows = as_read(loss, both_ways(env, policy, exact["backward_policy"]))
     residual = loss.residual(rows)

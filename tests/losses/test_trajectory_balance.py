@@ -5,9 +5,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from factories import Ladder
+from factories import Ladder, policy_of
 from losses.exact_flows import both_ways, make_loss
-from tensordict.nn import TensorDictModule
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
@@ -36,8 +35,7 @@ def trajectory(log_reward=1.5):
 def even_loss(log_z=0.0, **options):
     """The loss of policies with equal logits on the 2 x 2 grid."""
     env = HyperGrid(2, 2)
-    forward = TensorDictModule(lambda s: torch.zeros(len(s), 3), ["state"], ["logits"])
-    forward.is_backward = False
+    forward = policy_of(lambda s: torch.zeros(len(s), 3), False)
     return TrajectoryBalance(forward, UniformBackwardPolicy(env), env, LogZ(log_z), **options)
 
 
@@ -84,8 +82,7 @@ def conditional_rows():
 
 def conditional_loss(log_z):
     env = Ladder(3)
-    forward = TensorDictModule(lambda s: torch.zeros(len(s), 2), ["state"], ["logits"])
-    forward.is_backward = False
+    forward = policy_of(lambda s: torch.zeros(len(s), 2), False)
     return TrajectoryBalance(forward, UniformBackwardPolicy(env), env, log_z)
 
 

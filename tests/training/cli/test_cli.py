@@ -6,13 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from factories import rows
 from torchrl import torchrl_logger
+from training.session.distributed_runs import until
 from training.session.test_run import assert_same_results
 
 import gfn_rb
@@ -334,12 +334,8 @@ def test_killed_at_any_time_a_run_goes_on_as_if_it_had_not_been(tmp_path):
     command = [sys.executable, "-m", "gfn_rb"]
     env = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
     child = subprocess.Popen([*command, *words, "run"], stderr=subprocess.DEVNULL, env=env)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run" / "checkpoint.gfnrb").exists():
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(child.pid, signal.SIGKILL)
+    until((tmp_path / "run" / "checkpoint.gfnrb").exists)
+    child.kill()
     assert child.wait() == -signal.SIGKILL
     assert main(["resume", "run"]) == 0
     assert main([*words, "whole"]) == 0

@@ -39,15 +39,6 @@ Z = sum(math.exp(value) for value in LOG_R.values())
 WEIGHTS = [LOG_R[x] + log_pb - log_pf for x, log_pf, log_pb in TRAJECTORIES]
 
 
-def test_the_list_is_whole():
-    """Each policy's probabilities sum to 1, and E[w] = Z."""
-    assert len(TRAJECTORIES) == 19
-    assert sum(math.exp(log_pf) for _, log_pf, _ in TRAJECTORIES) == pytest.approx(1, abs=1e-5)
-    assert sum(math.exp(log_pb) for _, _, log_pb in TRAJECTORIES) == pytest.approx(9, abs=1e-5)
-    weighted = [math.exp(t[1] + w) for t, w in zip(TRAJECTORIES, WEIGHTS, strict=True)]
-    assert sum(weighted) == pytest.approx(Z, rel=1e-5)
-
-
 def assert_mean(sample, expected):
     """Within five standard errors, which are small."""
     error = float(sample.std()) / math.sqrt(len(sample))

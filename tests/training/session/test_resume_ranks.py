@@ -6,11 +6,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from training.session.distributed_runs import until
 from training.training_runs import equal, grid, timeless
 from transports.ranks import environment
 
@@ -135,13 +135,6 @@ def test_a_rank_that_raises_ends_the_others_which_say_nothing(failing, tmp_path,
 
 def n_rows(folder):
     return len(read_metrics(folder.metrics)) if folder.metrics.exists() else 0
-
-
-def until(happened):
-    end = time.monotonic() + 120
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 class Ranks:
