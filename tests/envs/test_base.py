@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.envs.utils import check_env_specs
 
 from gfn_rb import envs
-from gfn_rb.envs import BitSequence, HyperGrid, TFBind8
+from gfn_rb.envs import BitSequence, DeceptiveGrid, HyperGrid, TFBind8
 from gfn_rb.envs.base import GFNEnv
 
 
@@ -67,6 +67,46 @@ def test_words(make_env: Callable[[], envs.GFNEnv], state: list, words: list[str
     env = make_env()
     rows = torch.tensor(state, dtype=env.state_dtype).reshape(-1, *env.state_shape)
     assert env.describe(rows) == words
+
+
+GRID, BANDS = HyperGrid(2, 3), DeceptiveGrid(2, 6)
+APPEND, BOTH, ANY = (
+    CountOnes(2, 3, form) for form in ("append", "prepend_append", "non_autoregressive")
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "state", "after", "before"),
+    [
+        (GRID, [0, 0], {0: [1, 0], 1: [0, 1], 2: [-1, -1]}, {}),
+        (GRID, [2, 1], {1: [2, 2], 2: [-1, -1]}, {0: [1, 1], 1: [2, 0]}),
+        (GRID, [2, 2], {2: [-1, -1]}, {0: [1, 2], 1: [2, 1]}),
+        (BANDS, [4, 4], {0: [5, 4], 1: [4, 5], 2: [-1, -1]}, {0: [3, 4], 1: [4, 3]}),
+        (BANDS, [5, 4], {2: [-1, -1]}, {0: [4, 4]}),
+        (BANDS, [0, 5], {2: [-1, -1]}, {1: [0, 4]}),
+        (APPEND, [-1, -1, -1], {0: [0, -1, -1], 1: [1, -1, -1]}, {}),
+        (APPEND, [1, -1, -1], {0: [1, 0, -1], 1: [1, 1, -1]}, {1: [-1, -1, -1]}),
+        (APPEND, [1, 0, 1], {2: [-2, -2, -2]}, {1: [1, 0, -1]}),
+        (BOTH, [-1, -1, -1],
+         {0: [0, -1, -1], 1: [1, -1, -1], 2: [0, -1, -1], 3: [1, -1, -1]}, {}),
+        (BOTH, [0, -1, -1], {0: [0, 0, -1], 1: [0, 1, -1], 2: [0, 0, -1], 3: [1, 0, -1]},
+         {0: [-1, -1, -1], 2: [-1, -1, -1]}),
+        (BOTH, [1, 1, 0], {4: [-2, -2, -2]}, {0: [1, 1, -1], 3: [1, 0, -1]}),
+        (ANY, [-1, 1, -1], {0: [0, 1, -1], 1: [1, 1, -1], 4: [-1, 1, 0], 5: [-1, 1, 1]},
+         {3: [-1, -1, -1]}),
+        (ANY, [0, -1, 1], {2: [0, 0, 1], 3: [0, 1, 1]}, {0: [-1, -1, 1], 5: [0, -1, -1]}),
+        (ANY, [0, 1, 1], {6: [-2, -2, -2]}, {0: [-1, 1, 1], 3: [0, -1, 1], 5: [0, 1, -1]}),
+    ],
+)  # fmt: skip
+def test_moves_by_hand(env: GFNEnv, state: list, after: dict, before: dict) -> None:
+    """All legal actions, and where each leads; all moves into a state, and where from."""
+    for step, mask, expected in (
+        (env.forward_step, env.forward_mask, after),
+        (env.backward_step, env.backward_mask, before),
+    ):
+        legal = mask(torch.tensor([state]))[0].nonzero()[:, 0]
+        found = step(torch.tensor([state]).expand(len(legal), -1), legal)
+        assert dict(zip(legal.tolist(), found.tolist(), strict=True)) == expected
 
 
 def upwards(tensordict: TensorDictBase) -> TensorDictBase:
@@ -137,21 +177,3 @@ def test_pickled_environment_is_the_same() -> None:
     assert copy.log_reward(state).equal(env.log_reward(state))
     assert copy.rollout(9).shape == (9,)
     assert copy.state_dict() == {}
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchRL's own, at import
-@pytest.mark.parametrize("batch", [(), (4,)])
-def test_collector(batch: tuple[int, ...]) -> None:
-    from torchrl.collectors import Collector
-
-    env = TFBind8(batch_size=batch)
-    collector = Collector(env, env.rand_action, frames_per_batch=36, total_frames=72)
-    for td in collector:
-        assert td.numel() == 36
-        assert td["next", "done"].sum() == 4
-        exits = td["action"] == env.exit_action
-        assert td["next", "done"][..., 0].equal(exits)
-        expected = env.log_reward(td["state"][exits])
-        torch.testing.assert_close(td["next", "log_reward"][exits], expected)
-        assert (td["next", "log_reward"][~exits] == -torch.inf).all()
-    collector.shutdown()

@@ -53,22 +53,6 @@ def test_mode_index_reads_corners_as_bits() -> None:
     assert env.mode_index(state).tolist() == [0, 1, 4, 7, -1, -1]
 
 
-def test_masks_and_steps_by_hand() -> None:
-    env = HyperGrid(2, 3)
-    state = torch.tensor([[0, 0], [2, 1], [2, 2], [-1, -1]])
-    assert env.forward_mask(state).int().tolist() == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]]
-    assert env.backward_mask(state).int().tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
-    action = torch.tensor([0, 1, 2, -1])
-    after = [[1, 0], [2, 2], [-1, -1], [-1, -1]]
-    assert env.forward_step(state, action).tolist() == after
-    before = [[0, 0], [1, 1], [2, 1], [-1, -1]]
-    action = torch.tensor([0, 0, 1, -1])
-    state = torch.tensor([[1, 0], [2, 1], [2, 2], [0, 0]])
-    assert env.backward_step(state, action).tolist() == before
-    assert env.encode(state[:1]).tolist() == [[0, 1, 0, 1, 0, 0]]
-    assert (env.n_actions, env.max_length, env.encoded_size) == (3, 5, 6)
-
-
 def test_rewards_by_hand() -> None:
     # R(0, 0) = 0.6, R(1, 1) = 2.6, R(3, 4) = 0.1
     env = ConditionalHyperGrid(2, 8)
@@ -135,13 +119,3 @@ def test_too_large_to_list_but_not_to_count() -> None:
     n, outer, goals = 31**8 + 8 * 31**7, 25**8 + 8 * 25**7, 6**8
     z = 0.10001 * (n - outer) + 1e-5 * (outer - goals) + 2.00001 * goals
     assert env.true_log_z == pytest.approx(math.log(z), rel=1e-12)
-
-
-def test_masks_by_hand() -> None:
-    env = DeceptiveGrid(2, 6)
-    state = torch.tensor([[0, 0], [4, 4], [5, 4], [0, 5], [-1, -1]])
-    assert env.forward_mask(state).int().tolist() == [
-        [1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 1], [0, 0, 0]
-    ]  # fmt: skip
-    assert env.backward_mask(state).int().tolist() == [[0, 0], [1, 1], [1, 0], [0, 1], [0, 0]]
-    assert env.max_length == len(list(env.layers())) == 10
