@@ -6,16 +6,14 @@ from collections import Counter
 
 import pytest
 import torch
-from containers.container_paths import kind_and_paths, stack
+from containers.container_paths import kind_and_paths, same, stack
 from factories import two_rows
 from hypothesis import given, strategies as st
 from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
 
 from gfn_rb import Sampler, States, Trajectories, Transitions
 from gfn_rb.buffers import state_buffer, transition_buffer
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import EmptyBufferError, KeyMismatchError
 from gfn_rb.keys import EPISODE, EPISODE_LOG_REWARD
 from gfn_rb.losses import DetailedBalance, FlowMatching
 from gfn_rb.policies import BackwardPolicy, ForwardPolicy, StateFlow
@@ -50,48 +48,24 @@ def column(rb, key):
 # What is stored.
 
 
-def test_transitions_of_either_direction_are_stamped():
-    rb = newest(transition_buffer)
-    rb.extend(two_rows().to_tensordict())
-    assert column(rb, EPISODE) == [0, 0, 0, 1, 1]
-    assert column(rb, EPISODE_LOG_REWARD) == [1.5, 1.5, 1.5, -2.0, -2.0]
-    assert column(rb, "log_reward") == [-INF, -INF, 1.5, -2.0, -INF]
-    got, expected = Transitions.from_tensordict(rb[:]), two_rows().to_transitions()
-    for name in ("state", "action", "next_state", "next_done", "is_backward"):
-        assert torch.equal(getattr(got, name), getattr(expected, name)), name
-    assert got.log_prob is None
-    assert len(rb.extend(two_rows().to_tensordict()[:0])) == 0
-
-
-def test_states_are_stamped():
-    rb = newest(state_buffer)
-    rb.extend(two_rows().to_tensordict())
-    assert column(rb, EPISODE) == [0, 0, 0, 1, 1]
-    assert column(rb, EPISODE_LOG_REWARD) == [1.5, 1.5, 1.5, -2.0, -2.0]
-    assert column(rb, "state") == [0, 3, 5, 2, 0]
-    assert column(rb, "is_terminating") == [False, False, True, True, False]
-    assert set(rb[:].keys()) - {"index"} == {
-        "state", "is_terminating", "log_reward", EPISODE, EPISODE_LOG_REWARD,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_two_episodes_have_the_same_number(preset):
-    rb = newest(preset)
-    for _ in range(2):
-        rb.extend(episodes([2, 1], [0.0, 1.0]).to_tensordict())
-    assert column(rb, EPISODE) == [0, 0, 1, 2, 2, 3]
-
-
 @given(kind_and_paths(min_size=1))
-def test_rows_have_the_number_and_the_reward_of_their_trajectory(drawn):
+def test_rows_are_parts_of_a_trajectory_with_its_number_and_reward(drawn):
     trajectories = stack(*drawn)
-    expected = torch.arange(len(trajectories)).repeat_interleave(trajectories.length)
-    for preset in PRESETS:
+    of = torch.arange(len(trajectories)).repeat_interleave(trajectories.length)
+    fresh = trajectories.drop("log_prob", "estimator_output")  # the others go stale
+    for preset, parts in (
+        (transition_buffer, fresh.to_transitions()),
+        (state_buffer, fresh.to_states()),
+    ):
         rb = newest(preset)
-        rb.extend(trajectories.to_tensordict())
-        assert torch.equal(rb[:][EPISODE], expected)
-        assert torch.equal(rb[:][EPISODE_LOG_REWARD], trajectories.log_reward[expected])
+        for _ in range(2):  # no two episodes have the same number
+            rb.extend(trajectories.to_tensordict())
+            assert len(rb.extend(trajectories.to_tensordict()[:0])) == 0
+        stored = rb[:].exclude("index")
+        assert torch.equal(stored[EPISODE], torch.cat([of, of + len(trajectories)]))
+        assert torch.equal(stored[EPISODE_LOG_REWARD], trajectories.log_reward[of].repeat(2))
+        stored = stored.exclude(EPISODE, EPISODE_LOG_REWARD)
+        assert same(stored[: len(of)], parts.to_tensordict())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -192,40 +166,4 @@ def test_losses_read_what_is_drawn():
         torch.testing.assert_close(loss(drawn), loss(apart))
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("preset", PRESETS)
-def test_rows_are_stamped_on_cuda(preset):
-    rb, here = preset(20, device="cuda"), preset(20)
-    for _ in range(2):
-        rows = episodes([3, 2], [0.0, 1.0])
-        rb.extend(rows.to("cuda").to_tensordict())
-        here.extend(rows.to_tensordict())
-    assert rb[:][EPISODE].device.type == "cuda"
-    for key in (EPISODE, EPISODE_LOG_REWARD):
-        assert sorted(column(rb, key)) == sorted(column(here, key))
-
-
-# Keeping it.
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_restored_buffer_goes_on_numbering(preset, tmp_path):
-    rb, other = preset(20), preset(20)
-    rb.extend(episodes([2, 1], [0.0, 1.0]).to_tensordict())
-    save_checkpoint(tmp_path / "rb", rb)
-    load_checkpoint(tmp_path / "rb", other)
-    other.extend(episodes([1], [2.0]).to_tensordict())
-    assert column(other, EPISODE) == [0, 0, 1, 2]
-
-
 # Bad input.
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_steps_that_do_not_know_their_episode_are_refused(preset):
-    rb, steps = preset(9), episodes([3, 2], [0.0, 1.0]).to_transitions()
-    with pytest.raises(KeyMismatchError, match=r"rows must be trajectories, or have 'episode' and"):
-        rb.extend(steps.to_tensordict())
-    assert len(rb) == 0
-    with pytest.raises(EmptyBufferError):
-        rb.sample(1)

@@ -9,7 +9,6 @@ from buffers.merging import member, merged
 from factories import rows, seeded
 from torchrl.data import (
     LazyTensorStorage,
-    ReplayBuffer,
     ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
@@ -25,7 +24,6 @@ from gfn_rb.buffers import (
     reward_prioritized_buffer,
 )
 from gfn_rb.errors import (
-    ArgumentError,
     CheckpointMismatchError,
     KeyMismatchError,
     ShapeError,
@@ -255,14 +253,6 @@ def test_members_may_be_written_meanwhile_by_another_thread():
         stop.set()
         writer.join()
     assert not failures
-
-
-def test_members_of_other_rows_than_tensordicts_are_named():
-    plain = ReplayBuffer(storage=LazyTensorStorage(8))
-    plain.extend(torch.arange(4))
-    merged = MergedReplayBuffer(plain, p="size")
-    with pytest.raises(ArgumentError, match="batch of member 0 must be a TensorDictBase, got a Te"):
-        merged.sample(20)
 
 
 def test_late_priorities_are_those_of_the_batch():

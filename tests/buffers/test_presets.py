@@ -29,7 +29,6 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ShapeError
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter
@@ -123,17 +122,6 @@ def test_trajectories_are_fitted_to_one_length_with_all_they_carry(preset, n_ste
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
     assert rows["condition"].tolist() == [8, 7]
     assert rows["weight"].tolist() == [0.25, 0.5]
-
-
-def test_trajectories_of_unlike_lengths_are_told_of_max_length():
-    rb = fifo_buffer(4)
-    rb.extend(two_rows().to_tensordict())
-    with pytest.raises(ShapeError, match=r"'state' does not fit the storage.*; max_length of"):
-        rb.extend(two_rows().pad_to(6).to_tensordict())
-    rb = fifo_buffer(4)
-    rb.extend(states([0.0]))
-    with pytest.raises(ShapeError, match=r"per item, expected torch.int64 of shape \(\)$"):
-        rb.extend(states([0.0]).update({"state": torch.zeros(1, 2).long()}))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -291,17 +279,6 @@ def test_users_transforms_run_before_ours_on_the_way_in(preset):
     rb = preset(4, max_length=6, transform=Renames())
     rb.extend(two_rows().to_tensordict().rename_key_("length", "steps"))
     assert rb[:]["action"].shape == (2, 6)
-
-
-@pytest.mark.parametrize("options", [{}, {"compact": "narrow", "env": HyperGrid(2, 4)}])
-def test_a_transform_may_hold_rows_back(options):
-    class Holds(Transform):
-        def _inv_call(self, tensordict):
-            return None
-
-    rb = fifo_buffer(4, transform=Holds(), statistics=True, **options)
-    assert rb.extend(objects([1, 2])).shape[0] == 0
-    assert (len(rb), rb.stats()["offered"]) == (0, 0)
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from factories import objects
 from tensordict import TensorDict, lazy_stack
 from torchrl.data import ConsumingSampler
 from torchrl.envs.transforms import Transform
@@ -18,7 +19,7 @@ from gfn_rb import (
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
-from gfn_rb.errors import KeyMismatchError
+from gfn_rb.envs import HyperGrid
 
 
 def rows(serials):
@@ -73,14 +74,6 @@ def test_merged_draws_return_whole_rows(kind, p):
     assert seen == {0, 1}
 
 
-def test_merged_members_of_other_keys_are_refused():
-    members = [fifo_buffer(9, storage=RaggedStorage(9, {"tokens": 9})) for _ in range(2)]
-    members[0].extend(lazy_stack(rows(range(4))).exclude("text", "values"))
-    members[1].extend(lazy_stack(rows(range(4))).exclude("text", "values", "state"))
-    with pytest.raises(KeyMismatchError, match="state"):
-        MergedReplayBuffer(*members, p="size").sample(64)
-
-
 class Hold(Transform):
     """Holds rows back until there are three batches."""
 
@@ -101,7 +94,8 @@ PRESETS = {
     "diverse": partial(diverse_buffer, cutoff_distance=0.0),
     "fifo": fifo_buffer,
     "states": terminating_state_buffer,
-    "tracked": lambda n, **options: fifo_buffer(n, statistics=True, **options),
+    "tracked": partial(fifo_buffer, statistics=True),
+    "narrow": partial(fifo_buffer, statistics=True, compact="narrow", env=HyperGrid(2, 8)),
 }
 
 
@@ -111,13 +105,11 @@ def test_presets_pass_on_that_rows_are_held_back(preset, is_late):
     rb = PRESETS[preset](20, **({} if is_late else {"transform": Hold()}))
     if is_late:
         rb.append_transform(Hold())
-    states = torch.arange(6)[:, None].float()
     for i in range(3):
-        assert len(rb) == 0
-        row = TensorDict({"state": states[2 * i : 2 * i + 2], "log_reward": torch.zeros(2)}, [2])
-        index = rb.extend(row)
+        assert len(rb) == rb.stats().get("offered", 0) == 0
+        index = rb.extend(objects([2 * i, 2 * i + 1]))
         assert len(index) == (6 if i == 2 else 0)
-    assert sorted(rb[:]["state"].flatten().tolist()) == list(range(6))
+    assert sorted(rb[:]["state"][:, 0].tolist()) == list(range(6))
 
 
 def test_advantages_of_completions_are_computed_on_the_way_in():

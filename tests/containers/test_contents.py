@@ -5,11 +5,10 @@ import copy
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from tensordict import NonTensorData, TensorDict, lazy_stack
+from tensordict import TensorDict, lazy_stack
 from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb import FIFOWriter, RaggedStorage, RewardPrioritizedWriter
-from gfn_rb.errors import KeyMismatchError, ShapeError
 
 SIZE = 60
 UNIQUE = ["tokens", "state", "text", ["tokens", "text"], ["tokens", "number"], ["text", "number"]]
@@ -90,20 +89,3 @@ def test_forms_of_a_batch_are_of_the_same_objects():
         slot = rb.extend(TensorDict({**form, "log_reward": reward}, [3]))
         assert slot.tolist() == [0, 1, 2]
         assert rb.writer.slots_of(TensorDict(form, [3])).tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("rows", "error"),
-    [
-        ({"text": NonTensorData(3)}, ShapeError),
-        ({"text": NonTensorData(("a", "b"))}, ShapeError),
-        ({}, KeyMismatchError),
-    ],
-)
-def test_other_entries_are_refused(rows, error):
-    storage = RaggedStorage(9, {"text": 4}, text=["text"])
-    rb = TensorDictReplayBuffer(storage=storage, writer=RewardPrioritizedWriter(unique="text"))
-    batch = lazy_stack([TensorDict({**rows, "log_reward": torch.zeros(())})] * 2)
-    with pytest.raises(error, match="text"):
-        rb.extend(batch)
-    assert not len(rb)

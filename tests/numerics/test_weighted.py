@@ -10,8 +10,6 @@ from factories import seeded
 from hypothesis import given, strategies as st
 from statistics_of_draws import chi_square_p, has_successive_law
 
-from gfn_rb.errors import ArgumentError
-from gfn_rb.kernels.weights import Weights
 from gfn_rb.numerics.weighted_rows import (
     Partition,
     WeightedRows,
@@ -230,12 +228,6 @@ def test_draws_at_the_ends_of_a_node_have_weight(monkeypatch, uniform):
 def test_an_empty_distribution_has_no_mass(make):
     assert float(make(100).log_total) == -math.inf
     assert not make(100).has_mass
-
-
-def test_capacity_must_be_positive():
-    for make in (Weights, WeightedRows):
-        with pytest.raises(ArgumentError, match="capacity must be at least 1, got 0"):
-            make(0)
 
 
 @pytest.mark.parametrize(("make", "device"), TREES)

@@ -1,7 +1,6 @@
 """Writers that limit the rows of each group, against heaps in plain Python."""
 
 import heapq
-import math
 import os
 from collections import defaultdict
 from functools import partial
@@ -11,10 +10,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from writers.diverse_rule import rule
-from writers.test_oracle import WRITERS as UNGROUPED, Diverse, Sequence as Ungrouped, items
+from writers.test_oracle import WRITERS as UNGROUPED, Diverse, Sequence as Ungrouped
 
 from gfn_rb import RaggedStorage
-from gfn_rb.errors import KeyMismatchError, NaNError, ShapeError
 from gfn_rb.memmaps import RowMemmapStorage
 from gfn_rb.samplers import RankRewardSampler
 from gfn_rb.storages import RowTensorStorage
@@ -148,23 +146,3 @@ class Sequence(Ungrouped):
 @given(rng=st.randoms(use_true_random=False))
 def test_groups_keep_what_heaps_would(rng):
     Sequence(rng).run()
-
-
-@pytest.mark.parametrize(
-    ("group", "prompt", "error"),
-    [
-        ("query", torch.zeros(1), KeyMismatchError),
-        ("prompt", torch.tensor([math.nan]), NaNError),
-        (["state", "prompt"], torch.tensor([math.nan]), NaNError),
-        (lambda data: data["prompt"], torch.zeros(1), ShapeError),
-        (lambda data: torch.zeros(3, dtype=torch.int64), torch.zeros(1), ShapeError),
-    ],
-)
-@pytest.mark.parametrize("kind", WRITERS)
-def test_rows_without_a_group_are_refused_before_a_write(kind, group, prompt, error):
-    writer = WRITERS[kind](group=group, per_group=2)
-    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(3), writer=writer)
-    with pytest.raises(error) as caught:
-        rb.extend(grouped(items([0])).set("prompt", prompt))
-    assert "\n" not in str(caught.value)
-    assert len(rb) == 0

@@ -18,7 +18,6 @@ from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
 from gfn_rb.buffers import reward_prioritized_buffer
 from gfn_rb.errors import (
-    CheckpointMismatchError,
     KeyMismatchError,
     NaNError,
     ShapeError,
@@ -227,13 +226,6 @@ def test_fingerprints_of_several_columns_and_of_any_key_tell_objects_apart(uniqu
     assert rb.extend(objects(1, 2, 3, serial=torch.tensor([7, 7, 8]))).tolist() == slots
 
 
-def test_rows_that_others_stored_twice_are_left_and_the_first_is_refreshed():
-    rb = buffer("unique")
-    rb.storage.set(torch.arange(3), rows([1.0, 2.0, 3.0], [1, 1, 2]))
-    assert rb.extend(rows([0.5], [1])).tolist() == [0]
-    assert rb[:]["log_reward"].tolist() == [0.5, 2.0, 3.0]
-
-
 def offer(rb, states, key):
     rb.extend(rows([key] * len(states), states))
 
@@ -396,22 +388,6 @@ def test_a_state_is_taken_before_there_is_a_storage(writer, tmp_path):
         late.storage.set(torch.arange(3), expected)
         late.extend(more.clone())
         assert states(late) == states(rb)
-
-
-@pytest.mark.parametrize("writer", ["best", "newest"])
-def test_the_state_of_a_smaller_buffer_is_refused(writer):
-    small = buffer(writer, 2)
-    small.extend(rows([1.0, 2.0]))
-    with pytest.raises(CheckpointMismatchError, match="state is of 2 slots, expected 4"):
-        buffer(writer, 4).load_state_dict(small.state_dict())
-
-
-def test_a_state_of_more_rows_than_slots_is_refused_when_these_are_known():
-    rb, again = buffer(), RewardPrioritizedWriter()
-    rb.extend(rows([0.0, 0.0, 0.0]))
-    again.load_state_dict(rb.writer.state_dict())
-    with pytest.raises(CheckpointMismatchError, match="3 items, expected at most 2"):
-        again.register_storage(LazyTensorStorage(2))
 
 
 def test_a_batch_of_stored_columns_under_other_names_is_copied_first():
