@@ -30,7 +30,7 @@ from torchrl.data import (
 from torchrl.envs.transforms import RewardScaling
 
 from gfn_rb.buffers import reward_prioritized_buffer
-from gfn_rb.checkpoint import load_checkpoint, save_checkpoint, save_state
+from gfn_rb.checkpoint import load_checkpoint, save_checkpoint
 from gfn_rb.errors import CheckpointError, CheckpointMismatchError
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import RewardPrioritizedWriter
@@ -188,11 +188,6 @@ def test_another_number_of_members(tmp_path):
     refused(tmp_path / "three", buffer(), "number of buffers of the checkpoint is 3, expected 1")
 
 
-def test_a_file_without_buffer(tmp_path):
-    save_state(tmp_path / "state", {})
-    refused(tmp_path / "state", buffer(), "holds no buffer: expected one of save_checkpoint")
-
-
 def test_a_storage_that_cannot_be_allocated(tmp_path):
     def on_disk():
         return buffer(storage=LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "scratch"))
@@ -262,9 +257,3 @@ def test_what_cannot_be_saved_is_named(make, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         save_checkpoint(tmp_path / "rb", make())
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_something_else_than_a_buffer(tmp_path):
-    with pytest.raises(CheckpointError, match="rb must be a TorchRL ReplayBuffer, got list"):
-        save_checkpoint(tmp_path / "rb", [])  # type: ignore[arg-type]

@@ -231,17 +231,6 @@ def test_writes_past_the_writer_come_back(path):
         assert_comes_back(rb, MAKES["newest"], path)
 
 
-def test_what_is_loaded_is_journaled(path, tmp_path):
-    rb = MAKES["unique"](journal=path, sync="never")
-    rb.extend(items(9, 1))
-    save_checkpoint(tmp_path / "early", rb)
-    rb.extend(items(9, 2))
-    load_checkpoint(tmp_path / "early", rb)
-    assert_comes_back(rb, MAKES["unique"], path)
-    rb.extend(items(9, 3))
-    assert_comes_back(rb, MAKES["unique"], path)
-
-
 def test_a_rewound_buffer_is_what_it_was_in_the_end(path, tmp_path):
     rb = MAKES["unique"](journal=path, sync="always")
     rb.extend(items(4, 1))
@@ -346,17 +335,6 @@ def test_draws_continue_from_the_last_checkpoint(path, tmp_path):
     save_checkpoint(tmp_path / "saved", rb)
     again = MAKES["tracked"](journal=copied(path))
     assert_equal(again.sample(4), rb.sample(4))
-
-
-def test_a_journal_killed_before_its_first_transaction_begins_anew(path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(database.Database, "write", raising(CheckpointError("killed")))
-        with pytest.raises(CheckpointError, match="killed"):
-            MAKES["best"](journal=path)
-    rb = MAKES["best"](journal=path)
-    rb.extend(items(5, 1))
-    rb.journal.close()
-    assert len(MAKES["best"](journal=path)) == 5
 
 
 # Damage.

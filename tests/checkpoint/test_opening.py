@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from torchrl.data import (
     ReplayBuffer,
     TensorDictReplayBuffer,
 )
-from torchrl.envs.transforms import Compose, RenameTransform
 
 from gfn_rb import (
     DiversityWriter,
@@ -41,7 +39,7 @@ from gfn_rb import (
     transition_buffer,
 )
 from gfn_rb.buffers import RateLimiter
-from gfn_rb.checkpoint import Journal, Secret, save_state
+from gfn_rb.checkpoint import Journal, Secret
 from gfn_rb.checkpoint.description import description_of
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import (
@@ -276,23 +274,3 @@ def test_what_is_no_part_of_a_buffer_is_not_called(
 def test_descriptions_that_make_no_buffer(described, message, tmp_path, monkeypatch) -> None:
     with pytest.raises(CheckpointMismatchError, match=message):
         open_buffer(edited(tmp_path / "rb", described, monkeypatch))
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"features": lambda rows: rows["state"]}, "features of DiversityWriter: no file can hold"),
-        ({"features": operator.itemgetter("state")}, "features of DiversityWriter"),
-        ({"transform": Compose(RenameTransform(["a"], ["b"]))}, "transform of GFNReplayBuffer"),
-    ],
-)
-def test_what_no_file_can_hold_is_named(options, why, tmp_path) -> None:
-    save_checkpoint(tmp_path / "rb", diverse_buffer(4, cutoff_distance=0, **options))
-    with pytest.raises(CheckpointMismatchError, match=f"not recorded: .*{why}"):
-        open_buffer(tmp_path / "rb")
-
-
-def test_a_state_is_no_buffer(tmp_path) -> None:
-    save_state(tmp_path / "state", {"step": 1})
-    with pytest.raises(CheckpointMismatchError, match="holds no buffer"):
-        open_buffer(tmp_path / "state")

@@ -86,23 +86,6 @@ def test_what_stands_for_no_object_is_refused_before_it_is_stored(duplicates):
     assert one.send(trajectories([8])).meta["outcomes"]["stored"] == 1
 
 
-def test_the_answer_names_the_batch_and_holds_scores():
-    seen = []
-
-    def score(items, sender):
-        seen.append((items["state"][:, 0].tolist(), sender))
-        return {"mean": items["log_reward"].mean(), "n": 2, "each": items["log_reward"] + 1}
-
-    _, one, _ = made(None, score)
-    answer = one.send(objects([3, 5]), number=7)
-    assert answer.kind == Kind.SCORES
-    assert answer.meta["to"] == 7
-    assert answer.meta["scores"] == {"mean": 4.0, "n": 2.0}
-    assert answer.scores["each"].tolist() == [4.0, 6.0]
-    assert answer.meta["outcomes"] == {"scored": 2}
-    assert seen == [([3, 5], 1)]
-
-
 def test_the_baseline_is_told():
     rb = fifo_buffer(3)
     manager, one, other = made(rb)
@@ -147,25 +130,6 @@ def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(cap
     assert len(rb) == 0
     one.ask(Kind.HELLO, {"protocol": PROTOCOL})
     assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
-
-
-def failing(items, sender):
-    raise ZeroDivisionError("no oracle")
-
-
-def test_an_error_in_scoring_is_told_and_survived(caplog):
-    rb = fifo_buffer(4)
-    manager, one, other = made(rb, failing)
-    answer = one.send(objects([1, 2]))
-    assert answer.meta["error"]["type"] == "ZeroDivisionError"
-    assert answer.meta["error"]["message"] == "no oracle"
-    assert 'raise ZeroDivisionError("no oracle")' in answer.meta["error"]["traceback"]
-    assert answer.meta["outcomes"]["stored"] == 2
-    assert caplog.messages == [
-        "manager 0: cannot score what rank 1 sent: 2 items: ZeroDivisionError: no oracle"
-    ]
-    assert other.send(objects([3])).meta["outcomes"]["stored"] == 1
-    assert manager.metadata()["senders"]["1"]["errors"] == 1
 
 
 def test_a_rank_that_is_no_worker_is_refused_but_may_ask():

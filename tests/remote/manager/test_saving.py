@@ -1,11 +1,9 @@
 import shutil
 
-import pytest
 from remote.remote_runs import group, objects, values_of
 
-from gfn_rb import fifo_buffer, reward_prioritized_buffer, save_checkpoint
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.checkpoint import Journal
-from gfn_rb.errors import CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, Kind
@@ -13,19 +11,6 @@ from gfn_rb.remote.messages import DATA_TAG, Kind
 
 def made(rb, **kwargs):
     return ReplayBufferManager(group(2)[0], rb, **kwargs)
-
-
-def test_no_file_and_a_foreign_file_are_refused(tmp_path):
-    manager = made(None)
-    with pytest.raises(CheckpointError, match="no file to save to: pass checkpoint="):
-        manager.save()
-    with pytest.raises(CheckpointError, match="no file to load from"):
-        manager.load()
-    rb = fifo_buffer(2)
-    rb.extend(objects([1]))
-    save_checkpoint(tmp_path / "rb.ckpt", rb)
-    with pytest.raises(CheckpointError, match="holds no manager, but"):
-        manager.load(tmp_path / "rb.ckpt")
 
 
 def test_a_manager_that_is_killed_has_every_row_that_it_answered_for(tmp_path):

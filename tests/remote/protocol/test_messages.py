@@ -10,13 +10,6 @@ def caught(message):
         return error
 
 
-def test_errors_survive_the_journey():
-    error = remote_error(3, describe_error(caught("too bad")))
-    assert (error.rank, error.reason) == (3, "ValueError: too bad")
-    assert "raise ValueError(message)" in error.traceback
-    assert str(error).startswith("rank 3: ValueError: too bad\n")
-
-
 def test_errors_are_cut_to_a_length():
     values = describe_error(caught("x" * 10_000))
     assert len(values["message"]) == 2000

@@ -202,7 +202,7 @@ def failing(items, sender):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_remote_error_is_raised_when_all_else_is_done(mode):
+def test_a_remote_error_is_raised_when_all_else_is_done(mode, caplog):
     pair, local = Pair(fifo_buffer(9), failing), fifo_buffer(9)
     with threads(pair.serve):
         worker = pair.worker(buffer=local, mode=mode)
@@ -217,8 +217,11 @@ def test_a_remote_error_is_raised_when_all_else_is_done(mode):
         assert 'raise ZeroDivisionError("no oracle")' in raised.value.traceback
         assert worker.drain() == []
         worker.close()
+    assert caplog.messages == [
+        "manager 0: cannot score what rank 1 sent: 1 items: ZeroDivisionError: no oracle"
+    ]
     assert values_of(local) == values_of(pair.manager.buffer) == [1]
-    assert worker.statistics.errors == 1
+    assert worker.statistics.errors == pair.manager.metadata()["senders"]["1"]["errors"] == 1
     assert worker.statistics.stored == 1
 
 
