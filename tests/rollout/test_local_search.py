@@ -30,26 +30,6 @@ def states_of(env, x):
     )
 
 
-@pytest.mark.parametrize("use_metropolis_hastings", [False, True])
-@pytest.mark.parametrize("name", ENVS)
-def test_proposals_are_sound_trajectories(name, use_metropolis_hastings):
-    env = ENVS[name]
-    sampler = searcher(env)
-    start = sampler.sample_trajectories(env, 50, generator=seeded())
-    rows, updated = sampler.local_search(
-        env,
-        start,
-        back_ratio=0.6,
-        use_metropolis_hastings=use_metropolis_hastings,
-        generator=seeded(1),
-    )
-    assert_sound(env, rows)
-    assert len(rows) == 50
-    assert rows.n_steps == rows.length.max()
-    assert rows.log_prob is rows.estimator_output is rows.is_backward is None
-    assert 0 < updated.sum() < 50
-
-
 def shifter():
     """Take letters of 8-mers off at the left only, and write new ones at the right only."""
     forward = torch.tensor([[0.0] * 4 + [-99.0] * 4 + [0.0]])
@@ -67,6 +47,7 @@ def test_each_row_goes_back_by_its_own_moves_to_where_the_backward_policy_leads(
     back = torch.arange(900) % 9
     rows, _ = sampler.local_search(env, start, back_steps=back, generator=seeded(1))
     assert_sound(env, rows)
+    assert rows.log_prob is rows.estimator_output is None  # unless they are asked for
     shifted = torch.stack([x.roll(-k) for x, k in zip(start.state, back.tolist(), strict=True)])
     place = torch.arange(8) - 8 + back[:, None]  # from the junction
     same = rows.terminating_states == shifted
@@ -117,22 +98,26 @@ def test_metropolis_hastings_leaves_the_target_invariant(name, options):
 @pytest.mark.parametrize("options", [{}, {"epsilon": 0.3, "temperature": 2.0}])
 @pytest.mark.parametrize("use_metropolis_hastings", [False, True])
 @pytest.mark.parametrize("name", ENVS)
-def test_saved_numbers_are_the_forward_policys_on_the_whole_row(
+def test_proposals_are_sound_with_the_numbers_of_the_forward_policy_on_the_whole_row(
     name, use_metropolis_hastings, options
 ):
     env = ENVS[name]
     sampler = searcher(env)
-    start = sampler.sample_trajectories(env, 20, generator=seeded())
-    rows, _ = sampler.local_search(
+    start = sampler.sample_trajectories(env, 50, generator=seeded())
+    rows, updated = sampler.local_search(
         env,
         start,
-        back_ratio=0.5,
+        back_ratio=0.6,
         use_metropolis_hastings=use_metropolis_hastings,
         save_estimator_outputs=True,
         save_logprobs=True,
         generator=seeded(3),
         **options,
     )
+    assert_sound(env, rows)
+    assert len(rows) == 50
+    assert rows.is_backward is None
+    assert 0 < updated.sum() < 50
     real, policy = rows.real_steps, sampler.policy
     state = rows.state[:, :-1][real]
     torch.testing.assert_close(rows.estimator_output[real], policy(state=state))

@@ -61,25 +61,24 @@ def test_what_exists_is_left_alone(file, tmp_path):
     assert [*tmp_path.rglob("*")] == before
 
 
+SIZES = "{", "[3]", "{}", '{"size": 100000000}', '{"size": 0}'
+
+
 @pytest.mark.parametrize(
-    ("text", "error", "message"),
+    ("file", "text", "error", "message"),
     [
-        ("{", CheckpointCorruptError, "config.json is no JSON"),
-        ("[1]", CheckpointCorruptError, r"must be an object, got \[1\]"),
-        ('{"format": 2, "env": "go"}', ArgumentError, "config.json: env must be one of"),
+        ("config.json", "{", CheckpointCorruptError, "config.json is no JSON"),
+        ("config.json", "[1]", CheckpointCorruptError, r"must be an object, got \[1\]"),
+        ("config.json", '{"format": 2, "env": "go"}', ArgumentError, "env must be one of"),
+        *(("ranks.json", text, CheckpointCorruptError, r"ranks\.json is") for text in SIZES),
     ],
 )
-def test_a_damaged_configuration_is_named(text, error, message, tmp_path):
-    RunFolder(tmp_path).config.write_text(text)
+def test_a_damaged_file_is_named(file, text, error, message, tmp_path):
+    (tmp_path / file).write_text(text)
     with pytest.raises(error, match=message):
-        RunFolder(tmp_path).read_config()
-
-
-@pytest.mark.parametrize("text", ["{", "[3]", "{}", '{"size": 100000000}', '{"size": 0}'])
-def test_a_damaged_number_of_ranks_is_named(text, tmp_path):
-    RunFolder(tmp_path).ranks.write_text(text)
-    with pytest.raises(CheckpointCorruptError, match=r"ranks\.json is"):
-        RunFolder(tmp_path).n_ranks()
+        RunFolder(tmp_path).read_config() if file == "config.json" else RunFolder(
+            tmp_path
+        ).n_ranks()
 
 
 @pytest.mark.parametrize(

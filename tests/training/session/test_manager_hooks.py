@@ -97,19 +97,14 @@ def ends(found):
     return [tuple(state[i].tolist()) for state, i in zip(found["state"], last, strict=True)]
 
 
-def test_a_manager_keeps_the_objects_of_all_workers(tmp_path):
+def test_a_manager_keeps_what_all_workers_found_and_feeds_each_what_others_did(tmp_path):
     runs = Runs(CONFIG, tmp_path, size=3)
     for sent, received in zip(runs.sent, runs.received, strict=True):
         assert sent["offered"] == sent["sent"] == 8 * STEPS
         assert_same_account(sent, received)
-    everything = set.union(*[objects(trainer.rb) for trainer in runs.trainers])
-    assert objects(runs.manager.buffer) == everything
-    assert len(runs.manager.buffer) == len(everything)
-
-
-def test_what_is_fed_was_found_by_others_and_is_replayed(tmp_path):
-    runs = Runs(CONFIG, tmp_path, size=3)
     own = [objects(trainer.rb) for trainer in runs.trainers]
+    assert objects(runs.manager.buffer) == set.union(*own)
+    assert len(runs.manager.buffer) == len(set.union(*own))
     fed = [hooks.worker.subscription.buffer for hooks in runs.hooks]
     for i, trainer in enumerate(runs.trainers):
         assert isinstance(trainer.replayed, MergedReplayBuffer)
