@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from remote.remote_runs import LIMIT, group, objects, threads
+from remote.remote_runs import LIMIT, MODES, group, objects, threads
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
@@ -38,9 +38,6 @@ def act(worker, seed):
             worker.extend(rows)
             if dice.random() < 0.05:
                 worker.drain(LIMIT)
-
-
-MODES = ["awaited", "deferred", "nonblocking"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from remote.remote_runs import LIMIT, group, objects, owners_of, threads, values_of
+from remote.remote_runs import LIMIT, MODES, Driven, group, objects, owners_of, threads, values_of
 
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
@@ -16,9 +16,7 @@ from gfn_rb.remote import (
     Subscription,
 )
 from gfn_rb.remote.channel import FrameChannel
-from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
-
-MODES = ["awaited", "deferred", "nonblocking"]
+from gfn_rb.remote.messages import DATA_TAG, Kind
 
 
 def bytes_of(payload):
@@ -240,13 +238,10 @@ def test_frames_of_strangers_are_ignored(caplog):
 
 
 def test_what_a_manager_passes_over_is_lost():
-    transports = group(2)
-    manager = FrameChannel(transports[0])
-    worker = ReplayBufferWorker(transports[1], 0, mode="nonblocking", timeout=LIMIT)
-    manager.send(1, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
+    scene = Driven(mode="nonblocking")
+    worker = scene.greet()
     worker.extend(objects([1, 2]))
     worker.extend(objects([3]))
-    answer = {"to": 2, "outcomes": {"scored": 1}, "scores": {}, "baseline": None}
-    manager.send(1, DATA_TAG, Kind.SCORES, answer)
+    scene.answer(2, outcomes={"scored": 1})
     assert worker.extend(objects([])).n == 1
     assert (worker.unanswered, worker.statistics.lost, worker.statistics.scored) == (0, 2, 1)

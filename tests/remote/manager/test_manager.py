@@ -2,50 +2,16 @@ import logging
 
 import pytest
 import torch
-from remote.remote_runs import group, objects, trajectories, values_of
+from remote.remote_runs import Client, group, managed, objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.channel import FrameChannel
-from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
-
-
-class Client:
-    """A worker reduced to its frames; the manager is driven by hand."""
-
-    def __init__(self, transport, manager):
-        self.link, self.manager = FrameChannel(transport), manager
-
-    def post(self, kind, meta=None, rows=None, tag=DATA_TAG):
-        self.link.send(0, tag, kind, meta, rows)
-        while self.manager.step():
-            pass
-
-    def receive(self, tag=DATA_TAG):
-        return self.link.receive(0, tag)
-
-    def ask(self, *args, tag=DATA_TAG, **kwargs):
-        self.post(*args, tag=tag, **kwargs)
-        return self.receive(tag)
-
-    def send(self, rows, number=1, **meta):
-        return self.ask(Kind.ITEMS, {"id": number, **meta}, rows)
-
-    def subscribe(self, **terms):
-        terms = {"quota": 2, "policy": "top", "own": False, "fresh": True, **terms}
-        return self.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
-
-
-def made(buffer=None, score=None, n=3, **kwargs):
-    transports = group(n)
-    scored = {} if score is None else {"score": score}
-    manager = ReplayBufferManager(transports[0], buffer, **scored, **kwargs)
-    return manager, *(Client(transport, manager) for transport in transports[1:])
+from gfn_rb.remote.messages import METADATA_TAG, PROTOCOL, Kind
 
 
 def test_items_are_stored_and_accounted_for():
     rb = reward_prioritized_buffer(3)
-    manager, one, other = made(rb)
+    manager, one, other = managed(rb)
     assert one.send(objects([1, 2, 2])).meta["outcomes"] == {
         "stored": 2,
         "rejected": 0,
@@ -67,7 +33,7 @@ def test_items_are_stored_and_accounted_for():
 
 
 def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_to():
-    manager, one, other, third = made(fifo_buffer(4), n=4, duplicates="keep")
+    manager, one, other, third = managed(fifo_buffer(4), n=4, duplicates="keep")
     one.subscribe(quota=9)
     other.subscribe(quota=1)
     for sender, receiver, found in ((third, 2, [[7, 0]]), (third, 2, None), (one, 1, None)):
@@ -78,7 +44,7 @@ def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_
 
 @pytest.mark.parametrize("duplicates", ["drop", "keep"])
 def test_what_stands_for_no_object_is_refused_before_it_is_stored(duplicates):
-    manager, one, _ = made(fifo_buffer(4), duplicates=duplicates)
+    manager, one, _ = managed(fifo_buffer(4), duplicates=duplicates)
     assert one.send(trajectories([5, 6])).meta["outcomes"]["stored"] == 2
     bad = trajectories([7]).set("length", torch.tensor([9]))
     assert one.send(bad).meta["outcomes"] == {"refused": 1}
@@ -88,7 +54,7 @@ def test_what_stands_for_no_object_is_refused_before_it_is_stored(duplicates):
 
 def test_the_baseline_is_told():
     rb = fifo_buffer(3)
-    manager, one, other = made(rb)
+    manager, one, other = managed(rb)
     hello = one.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": None})
     assert hello.kind == Kind.HELLO
     assert hello.meta["baseline"] is None
@@ -111,7 +77,7 @@ def test_the_baseline_is_told():
     ],
 )
 def test_what_makes_no_sense_is_refused(caplog, kind, meta, message):
-    manager, one, other = made(fifo_buffer(3))
+    manager, one, other = managed(fifo_buffer(3))
     answer = one.ask(kind, meta)
     assert answer.kind == Kind.ERROR
     assert message in answer.meta["error"]["message"]
@@ -122,7 +88,7 @@ def test_what_makes_no_sense_is_refused(caplog, kind, meta, message):
 
 def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(caplog):
     rb = fifo_buffer(3)
-    manager, one = made(rb, n=2)
+    manager, one = managed(rb, n=2)
     one.ask(Kind.HELLO, {"protocol": 99})
     assert manager.metadata()["senders"]["1"]["state"] == "refused"
     assert manager.finished
@@ -133,7 +99,7 @@ def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(cap
 
 
 def test_a_rank_that_is_no_worker_is_refused_but_may_ask():
-    manager, one, other = made(fifo_buffer(2), workers=[1])
+    manager, one, other = managed(fifo_buffer(2), workers=[1])
     assert "is not expected" in other.send(objects([1])).meta["error"]["message"]
     assert other.ask(Kind.METADATA, tag=METADATA_TAG).meta["stored"] == 0
     message = one.ask(Kind.GOODBYE, tag=7).meta["error"]["message"]
@@ -145,7 +111,7 @@ def test_a_rank_that_is_no_worker_is_refused_but_may_ask():
 
 
 def test_it_is_finished_when_all_workers_have_said_goodbye():
-    manager, one, other = made(fifo_buffer(2))
+    manager, one, other = managed(fifo_buffer(2))
     one.send(objects([1]))
     bye = one.ask(Kind.GOODBYE)
     assert bye.kind == Kind.GOODBYE
@@ -158,7 +124,7 @@ def test_it_is_finished_when_all_workers_have_said_goodbye():
 
 
 def test_silent_workers_are_lost(caplog):
-    manager, one, _ = made(worker_timeout=0.05)
+    manager, one, _ = managed(worker_timeout=0.05)
     one.ask(Kind.HELLO, {"protocol": PROTOCOL})
     manager.run(timeout=5.0)
     assert manager.finished
@@ -167,14 +133,14 @@ def test_silent_workers_are_lost(caplog):
 
 
 def test_silence_before_a_run_does_not_count():
-    manager = made(worker_timeout=60.0)[0]
+    manager = managed(worker_timeout=60.0)[0]
     manager._workers._seen = dict.fromkeys([1, 2], -1e9)
     manager.run(timeout=0.01)
     assert not manager.finished
 
 
 def test_a_worker_whose_endpoint_closes_is_lost_once(caplog):
-    manager, one, other = made(fifo_buffer(3))
+    manager, one, other = managed(fifo_buffer(3))
     one.send(objects([1]))
     one.link.transport.close()
     assert manager.step()
@@ -203,7 +169,7 @@ def test_answers_that_cannot_be_sent_are_refused(caplog):
 def test_a_restored_manager_goes_on(tmp_path, buffer):
     def new():
         rb = reward_prioritized_buffer(5) if buffer else None
-        return made(rb, checkpoint=tmp_path / "manager.ckpt")
+        return managed(rb, checkpoint=tmp_path / "manager.ckpt")
 
     def act(one, other, steps):
         found = []
@@ -211,7 +177,7 @@ def test_a_restored_manager_goes_on(tmp_path, buffer):
             one.post(Kind.ITEMS, {"id": step}, objects([step, 9 - step]))
             other.post(Kind.ITEMS, {"id": step}, objects([2 * step]))
             for client in (one, other):
-                while (answer := client.receive()) is not None:
+                while (answer := client.link.receive(0)) is not None:
                     rows = None if answer.rows is None else answer.rows["state"].tolist()
                     found.append((answer.kind, answer.meta, rows))
         return found
@@ -242,7 +208,7 @@ def test_a_restored_manager_goes_on(tmp_path, buffer):
 
 def test_checkpoints_are_made_every_so_often_on_request_and_at_the_end(tmp_path):
     path = tmp_path / "manager.ckpt"
-    manager, one, other = made(fifo_buffer(9), checkpoint=path, checkpoint_every=2)
+    manager, one, other = managed(fifo_buffer(9), checkpoint=path, checkpoint_every=2)
     one.send(objects([1]))
     assert not path.exists()
     one.send(objects([2]))
@@ -254,7 +220,7 @@ def test_checkpoints_are_made_every_so_often_on_request_and_at_the_end(tmp_path)
     for client in (one, other):
         client.ask(Kind.GOODBYE)
     manager.run()
-    again = made(fifo_buffer(9))[0]
+    again = managed(fifo_buffer(9))[0]
     again.load(path)
     assert again.batches == 2
     assert again.metadata()["seconds"]["store"] > 0
@@ -265,7 +231,7 @@ def test_checkpoints_are_made_every_so_often_on_request_and_at_the_end(tmp_path)
 def test_a_failing_periodic_save_is_logged_and_tried_again_later(tmp_path, caplog):
     path = tmp_path / "manager.ckpt"
     path.mkdir()
-    manager, one, _ = made(fifo_buffer(9), checkpoint=path, checkpoint_every=2)
+    manager, one, _ = managed(fifo_buffer(9), checkpoint=path, checkpoint_every=2)
     for value in range(3):
         assert one.send(objects([value])).meta["outcomes"]["stored"] == 1
     assert caplog.text.count("manager 0: could not save, going on: ") == 1
@@ -277,7 +243,7 @@ def test_a_failing_periodic_save_is_logged_and_tried_again_later(tmp_path, caplo
 
 def test_run_ends_in_time_and_says_where_the_time_went(caplog):
     caplog.set_level(logging.INFO)
-    manager = made()[0]
+    manager = managed()[0]
     manager.run(timeout=0.05)
     assert not manager.finished
     assert "manager 0: 0 batches; idle" in caplog.text

@@ -5,7 +5,16 @@ import math
 import pytest
 import torch
 from remote.manager.test_attacks import SPOILT
-from remote.remote_runs import LIMIT, group, objects, threads, trajectories, values_of
+from remote.remote_runs import (
+    LIMIT,
+    WELCOME,
+    Driven,
+    group,
+    objects,
+    threads,
+    trajectories,
+    values_of,
+)
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
@@ -16,35 +25,19 @@ from gfn_rb.remote import (
     Subscription,
 )
 from gfn_rb.remote.channel import FrameChannel
-from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
-
-WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
-ANSWER = {"to": 1, "outcomes": {"stored": 2}, "scores": {}, "baseline": None}
+from gfn_rb.remote.messages import DATA_TAG, Kind
 
 
-class Scene:
+class Scene(Driven):
     """A worker of rank 0 whose answers are there before it asks."""
 
     def __init__(self, n_managers=1, local=None, **options):
-        mine, *theirs = group(1 + n_managers, timeout=LIMIT)
-        self.links = [FrameChannel(each) for each in theirs]
         self.fed = reward_prioritized_buffer(9)
-        self.worker = ReplayBufferWorker(
-            mine,
-            [*range(1, 1 + n_managers)],
-            local,
-            subscription=Subscription(self.fed, 2),
-            timeout=LIMIT,
-            **options,
-        )
-        for link in self.links:
-            link.send(0, DATA_TAG, Kind.HELLO, WELCOME)
-        self.worker.connect()
-
-    def answer(self, kind, meta, rows=None, scores=None, by=0):
-        self.links[by].send(0, DATA_TAG, kind, meta, rows, scores)
+        super().__init__(n_managers, local, subscription=Subscription(self.fed, 2), **options)
+        self.greet()
 
 
+STORED = {"stored": 2}
 NONSENSE = {
     "outcomes": [
         *(None, [1], {"stored": "2"}, {"stored": 2.0}, {"stored": True, "rejected": 1}),
@@ -60,12 +53,12 @@ NONSENSE = {
 def test_an_answer_that_makes_no_sense_is_the_managers_error(name, value):
     local = fifo_buffer(9)
     scene = Scene(local=local)
-    scene.answer(Kind.SCORES, {**ANSWER, name: value})
+    scene.answer(1, **{"outcomes": STORED, name: value})
     with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
         scene.worker.extend(objects([1, 2]))
     assert values_of(local) == [1, 2]
     assert scene.worker.statistics.lost == 2
-    scene.answer(Kind.SCORES, {**ANSWER, "to": 2})
+    scene.answer(2, outcomes=STORED)
     assert scene.worker.extend(objects([3, 4])).outcomes == {"stored": 2}
     assert scene.worker.baseline is None
     assert scene.worker.managers == [1]
@@ -80,7 +73,7 @@ def scores(n, **columns):
 )
 def test_scores_of_other_rows_are_the_managers_error(per_row):
     scene = Scene(on_error="log")
-    scene.answer(Kind.SCORES, ANSWER, scores=per_row)
+    scene.answer(1, per_row=per_row, outcomes=STORED)
     reply = scene.worker.extend(objects([1, 2]))
     assert reply is None or reply.scores["each"].shape == (2, 0)
     assert scene.worker.unanswered == 0
@@ -91,11 +84,11 @@ def test_scores_that_do_not_fit_together_are_the_managers_error():
     rows = objects(range(20))
     scene.worker.mode = "nonblocking"
     scene.worker.extend(rows)
-    for by, shape in enumerate([(3,), (4, 4)]):
+    for by, shape in enumerate([(3,), (4, 4)], start=1):
         sent = next(m for m in iter(scene.links[by].receive, None) if m.kind == Kind.ITEMS)
         n = len(sent.rows)
-        meta = {**ANSWER, "to": sent.meta["id"], "outcomes": {"stored": n}}
-        scene.answer(Kind.SCORES, meta, scores=scores(n, each=torch.zeros(n, *shape)), by=by)
+        found = scores(n, each=torch.zeros(n, *shape))
+        scene.answer(sent.meta["id"], per_row=found, by=by, outcomes={"stored": n})
     with pytest.raises(RemoteError, match="its scores do not fit those of the other managers"):
         scene.worker.drain(LIMIT)
     assert scene.worker.unanswered == 0
@@ -114,12 +107,12 @@ def test_a_feed_that_cannot_be_stored_costs_nothing_else():
     scene = Scene(on_error="raise")
     scene.fed.extend(objects([7]))
     for number, (what, rows) in enumerate(FEEDS.items(), start=1):
-        scene.answer(Kind.SCORES, {**ANSWER, "to": number}, rows)
+        scene.answer(number, rows, outcomes=STORED)
         with pytest.raises(RemoteError, match="rank 1: its answer makes no sense: "):
             scene.worker.extend(objects([1, 2]))
         assert scene.worker.statistics.stored == 2 * number, what  # its rows were answered for
         assert values_of(scene.fed) == [7], what
-    scene.answer(Kind.SCORES, {**ANSWER, "to": number + 1}, objects([8]))
+    scene.answer(number + 1, objects([8]), outcomes=STORED)
     scene.worker.extend(objects([3, 4]))
     assert values_of(scene.fed) == [7, 8]
 
@@ -142,7 +135,7 @@ def test_a_welcome_that_makes_no_sense_is_the_managers_error(kind, welcome, mess
 def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
     scene = Scene(2, mode="nonblocking")
     scene.worker._lose(1, "of a test")
-    scene.answer(Kind.HELLO, {**WELCOME, "baseline": "x"})
+    scene.answer(None, kind=Kind.HELLO, **{**WELCOME, "baseline": "x"})
     scene.worker.extend(objects([1]))
     assert scene.worker.managers == [2]
     assert "manager 1 stays lost: its answer makes no sense" in caplog.text
@@ -151,10 +144,10 @@ def test_a_manager_that_is_lost_does_not_come_back_with_nonsense(caplog):
 def test_a_manager_does_not_answer_for_another():
     scene = Scene(2, mode="nonblocking")
     scene.worker.extend(objects(range(20)))
-    assert len({link.receive().kind for link in scene.links}) == 1  # their greetings
-    sent = [link.receive() for link in scene.links]
-    scene.answer(Kind.ERROR, {"to": sent[1].meta["id"], "error": 3}, by=0)
-    scene.answer(Kind.SCORES, {**ANSWER, "to": sent[1].meta["id"]}, by=0)
+    assert len({link.receive().kind for link in scene.links.values()}) == 1  # their greetings
+    of_another = scene.links[2].receive().meta["id"]
+    scene.answer(of_another, kind=Kind.ERROR, error=3)
+    scene.answer(of_another, outcomes=STORED)
     scene.worker.collect()
     assert scene.worker.statistics.lost == 0
     assert scene.worker.unanswered == 1

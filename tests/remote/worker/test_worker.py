@@ -2,7 +2,16 @@ import threading
 
 import pytest
 import torch
-from remote.remote_runs import LIMIT, group, objects, threads, trajectories, values_of
+from remote.remote_runs import (
+    LIMIT,
+    MODES,
+    Driven,
+    group,
+    objects,
+    threads,
+    trajectories,
+    values_of,
+)
 from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictRoundRobinWriter
 
 from gfn_rb import MergedReplayBuffer, fifo_buffer, reward_prioritized_buffer
@@ -18,10 +27,7 @@ from gfn_rb.remote import (
     ReplayBufferWorker,
     Subscription,
 )
-from gfn_rb.remote.channel import FrameChannel
-from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
-
-MODES = ["awaited", "deferred", "nonblocking"]
+from gfn_rb.remote.messages import Kind
 
 
 class Pair:
@@ -44,15 +50,6 @@ class Pair:
 
     def worker(self, rank=1, buffer=None, **kwargs):
         return ReplayBufferWorker(self.transports[rank], 0, buffer, **{**self.kwargs, **kwargs})
-
-
-def driven(**kwargs):
-    """A worker that never waits, and the link of its manager, which does what a test says."""
-    transports = group(2)
-    manager = FrameChannel(transports[0])
-    manager.send(1, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
-    worker = ReplayBufferWorker(transports[1], 0, mode="nonblocking", timeout=LIMIT, **kwargs)
-    return worker, manager
 
 
 def mean(items, sender):
@@ -137,7 +134,7 @@ def test_items_are_sent_at_every_so_manyth_add(mode):
 
 def test_items_are_left_as_they_are_by_a_writer_that_adds_to_them():
     local = ReplayBuffer(storage=LazyTensorStorage(9), writer=TensorDictRoundRobinWriter())
-    worker, rows = driven(buffer=local)[0], objects([1, 2])
+    worker, rows = Driven(local=local, mode="nonblocking").greet(), objects([1, 2])
     worker.extend(rows)
     assert "index" in local[:].keys()  # noqa: SIM118
     assert set(rows.keys()) == {"state", "log_reward"}
@@ -226,15 +223,16 @@ def test_a_remote_error_is_raised_when_all_else_is_done(mode, caplog):
 
 
 def test_of_several_remote_errors_the_first_is_raised_and_the_others_are_logged(caplog):
-    worker, manager = driven()
+    scene = Driven(mode="nonblocking")
+    worker = scene.greet()
     for number in (1, 2):
         worker.extend(objects([number]))
     for number, why in ((1, "one"), (2, "other")):
         error = {"type": "refused", "message": why}
-        manager.send(1, DATA_TAG, Kind.ERROR, {"to": number, "error": error})
+        scene.answer(number, kind=Kind.ERROR, error=error)
     with pytest.raises(RemoteError, match="refused: one"):
         worker.drain()
-    assert caplog.messages == ["worker 1: refused: other"]
+    assert caplog.messages == ["worker 0: refused: other"]
     assert worker.unanswered == 0
 
 
@@ -277,8 +275,7 @@ def test_batches_that_do_not_go_together_are_refused_before_anything_happens():
 
 
 def test_a_rank_that_is_no_manager_is_named():
-    transports = group(2)
-    worker = ReplayBufferWorker(transports[0], 1, fifo_buffer(2), timeout=0.05)
+    worker = Driven(local=fifo_buffer(2), timeout=0.05).worker
     message = r"rank 1 did not answer within 0.05 s: expected a running ReplayBufferManager there"
     with pytest.raises(TransportTimeoutError, match=message):
         worker.extend(objects([1]))
@@ -288,13 +285,11 @@ def test_a_rank_that_is_no_manager_is_named():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_close_ends_in_time_and_loses_nobody(mode, caplog):
-    transports = group(2)
-    FrameChannel(transports[0]).send(1, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL})
-    worker = ReplayBufferWorker(transports[1], 0, mode=mode, frequency=2, timeout=1e3)
+    worker = Driven(mode=mode, frequency=2, timeout=1e3).greet()
     worker.extend(objects([1]))
     worker.close(0.05)  # and not after a thousand seconds
     assert (worker.statistics.sent, worker.statistics.lost) == (1, 1)
-    assert "worker 1: 1 batches unanswered after 0." in caplog.text
-    assert "before manager 0 answered" in caplog.text
-    assert worker.managers == [0]  # it may only be slow
+    assert "worker 0: 1 batches unanswered after 0." in caplog.text
+    assert "before manager 1 answered" in caplog.text
+    assert worker.managers == [1]  # it may only be slow
     assert worker.lost == {}
