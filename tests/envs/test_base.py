@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 import random
 from collections.abc import Callable
 
@@ -168,12 +167,3 @@ def test_conditions_are_drawn_at_reset_and_carried() -> None:
     assert condition.equal(condition[:, :1].expand(5, 4, 1))
     assert td["next", "condition"].equal(condition)
     torch.testing.assert_close(td["next", "log_reward"][:, -1], 3 * condition[:, 0, 0])
-
-
-def test_pickled_environment_is_the_same() -> None:
-    env = TFBind8("prepend_append")
-    copy = pickle.loads(pickle.dumps(env))
-    state = env.terminating_states()[::1000]
-    assert copy.log_reward(state).equal(env.log_reward(state))
-    assert copy.rollout(9).shape == (9,)
-    assert copy.state_dict() == {}

@@ -204,21 +204,6 @@ def test_replayed_batches_follow_the_ratio(ratio, sizes):
     assert (trainer.measure()["replay_loss"] is None) is (len(sizes) == 1)
 
 
-@pytest.mark.parametrize("replay", ["trajectories", "terminal"])
-def test_replayed_trajectories_end_in_what_is_stored(replay):
-    trainer = Recorded(grid(replay=replay, replay_ratio=3.0))
-    take(trainer, 6)
-    stored = trainer.rb.storage[:]
-    last = Trajectories.cat(trainer.batches[-3:])
-    assert last.is_backward is None or not last.is_backward.any()
-    torch.testing.assert_close(last.log_reward, trainer.env.log_reward(last.terminating_states))
-    if replay == "trajectories":
-        stored = {"state": Trajectories.from_tensordict(stored).terminating_states}
-    known = {tuple(x) for x in stored["state"].tolist()}
-    assert {tuple(x) for x in last.terminating_states.tolist()} <= known
-    assert trainer.loss.residual(last).isfinite().all()
-
-
 def test_terminal_replay_regenerates_paths():
     """The same terminating state is reached along different paths in different draws."""
     config = grid(
