@@ -10,11 +10,10 @@ from losses.exact_flows import both_ways, make_loss
 
 from gfn_rb.containers import Trajectories
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.errors import ArgumentError, NaNError
 from gfn_rb.losses import TrajectoryBalance, VarGrad
 from gfn_rb.policies import (
     BackwardPolicy,
-    ConditionalLogZ,
     ForwardPolicy,
     LogZ,
     StateFlow,
@@ -103,19 +102,6 @@ def test_log_z_is_asked_for_each_condition():
     assert conditional_loss(Linear()).estimate_log_z(condition).tolist() == [2, 4, 6]
     assert same.estimate_log_z(condition).tolist() == [7, 7, 7]
     assert same.estimate_log_z().shape == ()
-
-
-def test_log_z_of_another_shape_or_without_conditions():
-    class Column(torch.nn.Module):
-        def forward(self, condition):
-            return condition
-
-    with pytest.raises(ShapeError, match=r"one for each of 2 rows, got shape \[2, 1\]"):
-        conditional_loss(Column())(conditional_rows())
-    loss = even_loss()
-    loss.log_z = ConditionalLogZ(Ladder(3))
-    with pytest.raises(ArgumentError, match="condition must be given to ConditionalLogZ"):
-        loss(trajectory())
 
 
 @pytest.mark.parametrize("name", ["tb", "subtb"])

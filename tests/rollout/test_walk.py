@@ -5,7 +5,7 @@ import torch
 from factories import policy_of, seeded
 
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError, NaNError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout import Exploration, Sampler
 from gfn_rb.rollout.walk import Walk
 
@@ -49,12 +49,6 @@ def test_a_state_without_legal_action_is_named():
     towards = walk(env, never_exit)
     with pytest.raises(ArgumentError, match=r"legal action, got none for \[1, 1\]"):
         towards.roll(env.source(5), None)
-
-
-def test_nan_logits_are_named():
-    env = HyperGrid(2, 4)
-    with pytest.raises(NaNError, match=r"got \[nan, nan, nan\] for state \[0, 0\] in row 0"):
-        walk(env, lambda state: torch.full((len(state), 3), torch.nan)).roll(env.source(2), None)
 
 
 class Endless(HyperGrid):
