@@ -39,7 +39,6 @@ from gfn_rb.training.metrics import DiscoveryMetrics, Evaluation, norm_distance
 from gfn_rb.training.options import PriorityDraw, SoftmaxDraw, TeacherDraw
 from gfn_rb.training.replay import REPLAY, TeacherReward
 from gfn_rb.training.session.folder import Row, run_secret
-from gfn_rb.training.sources import Teacher, adapted
 
 FLOW = ("offered", "accepted", "evicted", "drawn", "mean_age", "largest_age")
 PHASES = ("rollout", "buffer", "learning", "evaluation")
@@ -115,7 +114,7 @@ class Trainer:
         self.temperature = 1.0  # of exploring batches
         self.sampler, self.teacher = Sampler(self.loss.forward_policy), None
         if config.teacher.share:
-            self.teacher = Teacher(config, self.env, initial + 1)
+            self.teacher = objectives.Teacher(config, self.env, initial + 1)
         self._priority_of: Callable[[Tensor], Tensor] = torch.abs  # residuals
         if isinstance(config.draw, TeacherDraw):
             self._priority_of = TeacherReward(config.draw.c)
@@ -224,7 +223,7 @@ class Trainer:
             fresh = Trajectories.cat([fresh, *proposals])
         length = fresh.length
         self._share_new = self.discovery.add(fresh) / length.shape[0]
-        self.temperature = adapted(self.temperature, self._share_new)
+        self.temperature = objectives.adapted(self.temperature, self._share_new)
         self.watch.switch("buffer")
         version = torch.full_like(length, self.steps_done)
         items = fresh.to_tensordict().set(keys.POLICY_VERSION, version)

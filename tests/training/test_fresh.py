@@ -8,7 +8,7 @@ import torch
 from training.training_runs import DNA, equal, grid
 
 from gfn_rb.training import BoxConfig, HyperGridConfig, SearchOptions, Trainer
-from gfn_rb.training.sources import adapted
+from gfn_rb.training.objectives import adapted
 
 
 def test_the_policy_is_sampled_as_told():
