@@ -148,6 +148,8 @@ class Loss(nn.Module, ABC, Generic[C]):
         min_log_reward: float | None = None,
     ) -> None:
         super().__init__()
+        if require_direction(forward_policy, "forward_policy"):
+            raise ArgumentError("forward_policy must have is_backward False, got True")
         require_env(env)
         if env.action_shape and not self.takes_parameters:
             raise ArgumentError(
@@ -299,12 +301,8 @@ class BalanceLoss(Loss[C]):
         **options: Any,
     ) -> None:
         super().__init__(forward_policy, env, **options)
-        is_backward = require_direction(forward_policy, "forward_policy")
-        if is_backward or not require_direction(backward_policy, "backward_policy"):
-            raise ArgumentError(
-                "forward_policy must have is_backward False and backward_policy True, got "
-                f"{forward_policy.is_backward} and {backward_policy.is_backward}"
-            )
+        if not require_direction(backward_policy, "backward_policy"):
+            raise ArgumentError("backward_policy must have is_backward True, got False")
         self.backward_policy = backward_policy
 
     def _terms(self, rows: Trajectories) -> dict[str, Float[Tensor, "n"]]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 
 from gfn_rb.containers import States, Trajectories
-from gfn_rb.envs.base import GFNEnv
-from gfn_rb.errors import ArgumentError
 from gfn_rb.losses.base import SumLoss, require_finite_terms
 from gfn_rb.rollout.log_probs import places
-from gfn_rb.rollout.outputs import policy_outputs, require_direction
+from gfn_rb.rollout.outputs import policy_outputs
 from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
@@ -51,11 +46,6 @@ class FlowMatching(SumLoss[States]):
     is_signed = False
     takes_parameters = False
     scales = ("forward_policy.head.bias",)
-
-    def __init__(self, forward_policy: TensorDictModuleBase, env: GFNEnv, **options: Any) -> None:
-        super().__init__(forward_policy, env, **options)
-        if require_direction(forward_policy, "forward_policy"):
-            raise ArgumentError("forward_policy must have is_backward False, got True")
 
     def terms(
         self, batch: States | TensorDictBase
