@@ -20,7 +20,6 @@ from gfn_rb.errors import WorkerError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.remote.ranks import RankRoles
 from gfn_rb.rollout import Sampler
-from gfn_rb.shapes import Float
 from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import make_loss
@@ -49,17 +48,28 @@ class GradientAverage:
     def __call__(self, loss: nn.Module) -> None:
         """Average the gradients of a loss."""
         parameters = [p for p in loss.parameters() if p.requires_grad]
-        own = _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
         if self._is_first_round:  # log Z begins at what each rank has sampled
-            own, self._is_first_round = torch.cat([own, _flat(parameters)]), False
-        messages = self._star.gather(rows=_as_row(own))
+            self._is_first_round = False
+            for parameter, mean in zip(parameters, self._means(parameters), strict=True):
+                parameter.data.copy_(mean)
+        own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        for parameter, mean in zip(parameters, self._means(own), strict=True):
+            parameter.grad = mean
+
+    def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean of each tensor over ranks."""
+        own = torch.cat([t.detach().reshape(-1) for t in tensors]).to("cpu", torch.float32)
+        messages = self._star.gather(rows=TensorDict({"values": own[None]}, [1]))
         # In double precision: the mean of equal numbers is then exactly that number.
         total = own.double()
         for message in messages:
             assert message.rows is not None
             total += message.rows["values"][0]
-        mean = _as_row((total / (1 + len(messages))).to(own.dtype))
-        _write(self._star.share(rows=mean)[1]["values"][0], parameters)
+        mean = (total / (1 + len(messages))).to(own.dtype)
+        _, rows = self._star.share(rows=TensorDict({"values": mean[None]}, [1]))
+        parts = rows["values"][0].split([t.numel() for t in tensors])
+        # Cloned: clipping gradients in place must not change a message that is being sent.
+        return [part.to(t).view_as(t).clone() for t, part in zip(tensors, parts, strict=True)]
 
 
 class Meetings:
@@ -108,26 +118,6 @@ class Meetings:
         calls = counts.calls + sum(each["calls"] for each in self._others)
         of_all = f" of {n_modes}" if n_modes else ""
         return f"modes {modes}{of_all}, {calls:,} reward calls, loss {loss:.3f}"
-
-
-def _as_row(values: Float[Tensor, "p"]) -> TensorDict:
-    return TensorDict({"values": values.unsqueeze(0)}, [1])
-
-
-def _flat(tensors: Sequence[Tensor]) -> Float[Tensor, "p"]:
-    return torch.cat([t.detach().reshape(-1) for t in tensors]).to("cpu", torch.float32)
-
-
-@torch.no_grad()
-def _write(mean: Float[Tensor, "p"], parameters: Sequence[Tensor]) -> None:
-    """Write gradients, and the parameters where they follow."""
-    sizes = [p.numel() for p in parameters]
-    parts = mean.split(sizes if len(mean) == sum(sizes) else [*sizes, *sizes])
-    # Cloned: clipping gradients in place must not change a message that is being sent.
-    for parameter, part in zip(parameters, parts, strict=False):
-        parameter.grad = part.to(parameter).view_as(parameter).clone()
-    for parameter, part in zip(parameters, parts[len(sizes) :], strict=False):
-        parameter.copy_(part.view_as(parameter))
 
 
 # By name, the percentile of a manager's baseline; None for the running mean.
