@@ -30,11 +30,7 @@ def loss_names() -> list[str]:
     return [*dict.fromkeys([*shipped, *loaded])]
 
 
-LossName = Annotated[
-    str,
-    rules.OneOf(loss_names),
-    tyro.conf.arg(metavar=f"{{{','.join(loss_names())}}}"),
-]
+LossName = Annotated[str, loss_names, tyro.conf.arg(metavar=f"{{{','.join(loss_names())}}}")]
 ReplayName = Literal["auto", "trajectories", "transitions", "states", "terminal"]
 CompactName = Literal["none", "narrow", "rebuild"]
 FeedName = Literal["none", "top", "softmax", "newest"]

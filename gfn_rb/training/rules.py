@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -29,13 +29,6 @@ class Rule(NamedTuple):
     expected: str
 
 
-@dataclass(frozen=True, eq=False)  # typing hashes annotations, and tables have no hash
-class OneOf:
-    """The names that an option may have, those that are added later included."""
-
-    names: Callable[[], Collection[str]]
-
-
 def check_options(options: Any, group: str = "") -> None:
     """Check the fields of a dataclass, and of groups in these, against their annotations."""
     hints = get_type_hints(type(options), include_extras=True)
@@ -53,8 +46,8 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         for rule in args[1:]:
             if isinstance(rule, Rule):
                 _check(name, value, rule)
-            elif isinstance(rule, OneOf):
-                check_name(name, value, rule.names())
+            elif isinstance(rule, FunctionType):  # returns the names there are by now
+                check_name(name, value, rule())
     elif groups := groups_of(hint):
         kinds = [group.__name__ for group in groups]
         _check(name, value, Rule(lambda v: type(v) in groups, f"a {' or a '.join(kinds)}"))
