@@ -28,7 +28,6 @@ _BESIDE = {
     *("format", "metrics", "metrics.samples", "metrics.backward"),
 }
 _MAX_CALLS = 2**53  # beyond which doubles leave out whole numbers
-_UNTRAINED = {"log_z", "log_z_gap"}  # any number before the first step
 
 
 Columns = dict[str, Float64[np.ndarray, "k"]]
@@ -55,8 +54,6 @@ class FinishedRun(NamedTuple):
         x = self.columns["reward_calls"]
         y = self.columns.get(metric, np.full_like(x, np.nan))
         known = np.isfinite(y)
-        if metric in _UNTRAINED and "step" in self.columns:
-            known &= self.columns["step"] > 0
         if not known.any():
             return math.nan
         return float(np.interp(calls, x[known], y[known], left=np.nan, right=np.nan))
@@ -161,7 +158,7 @@ def read_run(path: Path) -> FinishedRun:
         raise CheckpointCorruptError(f"{folder.config} names no environment")
     n_ranks = folder.n_ranks()
     files = [RunFolder(path, rank).metrics for rank in range(n_ranks)]
-    tables = [_read_columns(file) for file in files if file.exists()]
+    tables = [read_columns(file) for file in files if file.exists()]
     if not tables:
         raise ArgumentError(f"runs must have measured something, got {path} without metrics.csv")
     n = min(len(table["reward_calls"]) for table in tables)
@@ -203,7 +200,8 @@ def _grouped(runs: Sequence[FinishedRun]) -> tuple[list[Configuration], list[str
     return [Configuration(label(same[0].config), same) for same in pooled], ignored
 
 
-def _read_columns(path: Path) -> Columns:
+def read_columns(path: Path) -> Columns:
+    """Return a table of metrics by columns; NaN for log Z before the first step, any number."""
     rows = [row for row in read_metrics(path) if None not in row.values()]  # cut by a kill
     if not rows or "reward_calls" not in rows[0]:
         raise ArgumentError(f"runs must have measured something, got {path} without rows")
@@ -214,4 +212,6 @@ def _read_columns(path: Path) -> Columns:
             raise ValueError("reward_calls must be ascending counts")
     except ValueError as error:
         raise CheckpointCorruptError(f"{path} must hold numbers: {error}") from error
+    for name in columns.keys() & {"log_z", "log_z_gap"} if "step" in columns else ():
+        columns[name][columns["step"] <= 0] = np.nan
     return columns

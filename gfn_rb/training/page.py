@@ -13,33 +13,25 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.checkpoint import open_buffer
 from gfn_rb.errors import CheckpointError
 from gfn_rb.page import view
-from gfn_rb.training.comparison import Columns, compare_runs
+from gfn_rb.training.comparison import compare_runs, read_columns
 from gfn_rb.training.config import TrainConfig
-from gfn_rb.training.session.folder import Row, RunFolder, run_secret
+from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.training.session.reading import printable, read_json
 from gfn_rb.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 
-def write_report(path: Path, trainer: Trainer, rows: Sequence[Row]) -> None:
-    """Write the page of a run at its end, whose metrics are ``rows``."""
-    config = trainer.config
-    columns = {name: np.array([row.get(name) for row in rows], np.float64) for name in rows[0]}
+def write_report(folder: RunFolder, trainer: Trainer) -> None:
+    """Write the page of a run that came to its end into its folder."""
+    config, columns = trainer.config, read_columns(folder.metrics)
     if (log_z := trainer.fit.log_z) is not None:
-        columns["true_log_z"] = np.full(len(rows), log_z)
+        columns["true_log_z"] = np.full_like(columns["reward_calls"], log_z)
     view(
-        trainer.replayed, path, env=trainer.env, batch_size=config.n_replayed or None,
-        curves={config.env: [_trained(columns)]},
+        trainer.replayed, folder.report, env=trainer.env, batch_size=config.n_replayed or None,
+        curves={config.env: [columns]},
         title=f"{config.env}, seed {config.seed}, {trainer.steps_done:,} steps",
     )  # fmt: skip
-
-
-def _trained(columns: Columns) -> Columns:
-    """Return columns without the log Z before the first step, which is any number."""
-    if "log_z" not in columns or len(columns["log_z"]) < 2:
-        return columns
-    return {**columns, "log_z": np.concatenate([[np.nan], columns["log_z"][1:]])}
 
 
 def write_page(paths: Sequence[Path], out: Path | None = None, trust: bool = False) -> Path:
@@ -83,6 +75,6 @@ def write_page(paths: Sequence[Path], out: Path | None = None, trust: bool = Fal
         buffers, out or RunFolder(paths[0]).report,
         env=None if first is None else first.make_env(),
         batch_size=None if first is None else first.n_replayed or None,
-        curves={label: [_trained(run.columns) for run in runs] for label, runs in curves.items()},
+        curves={label: [run.columns for run in runs] for label, runs in curves.items()},
         title=f"{comparison.env} after {comparison.calls:,} reward calls",
     )  # fmt: skip

@@ -12,6 +12,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.training import LineConfig, page, train
 from gfn_rb.training.cli import main
 from gfn_rb.training.page import write_page
+from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def folder(tmp_path_factory):
     """Runs of two configurations."""
     path = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "write_report", lambda path, *_: path.write_text(""))
+        patch.setattr(page, "write_report", lambda folder, _: folder.report.write_text(""))
         train(grid(out=path / "replay", steps=6))
         train(grid(out=path / "none", steps=6, replay_ratio=0.0))
     return path
@@ -89,11 +90,12 @@ def test_a_run_ends_with_a_page_of_all_that_its_task_has(config, more, tmp_path,
     trainer = trained(config, 0)
     trainer.record()
     take(trainer, 3)
-    rows = [*trainer.history, trainer.measure()]
+    run = RunFolder(tmp_path)
+    write_metrics(run.metrics, [*trainer.history, trainer.measure()])
     states = [each.get_state() for each in (trainer.generator, trainer.rb._rng)]
     before = timeless(trainer.measure())
-    page.write_report(tmp_path / "view.html", trainer, rows)
-    text = text_of(tmp_path / "view.html")
+    page.write_report(run, trainer)
+    text = text_of(run.report)
     assert {part for part in SHOWN | more if part not in text} == set()
     assert caplog.messages == []
     equal([each.get_state() for each in (trainer.generator, trainer.rb._rng)], states)

@@ -32,6 +32,7 @@ from gfn_rb.errors import (
     WorkerError,
 )
 from gfn_rb.remote.ranks import RankRoles, assign_roles
+from gfn_rb.training import page
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session import RefusedError, run
 from gfn_rb.training.session.folder import RunFolder, run_secret, write_json
@@ -206,7 +207,7 @@ def _train(
             known = _summary(roles, told, len(torch.cat(rows).unique()))
             seconds = time.perf_counter() - start
             write_json(folder.ranks_report, {**known, "wall_seconds": seconds})
-            run.write_report(result)
+            page.write_report(result.folder, result.trainer)
         everyone.share()
     return result if is_first else None
 

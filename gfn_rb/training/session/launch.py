@@ -12,6 +12,7 @@ import torch
 from gfn_rb.checkpoint.atomic import remove_abandoned
 from gfn_rb.envs.checks import check_env
 from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.training import page
 from gfn_rb.training.config import CONFIGS, TrainConfig
 from gfn_rb.training.import_path import check_importable, imports_outside
 from gfn_rb.training.objectives import make_loss
@@ -133,7 +134,7 @@ def _run(
     with run.StopSignals() as stop:
         result = run.run_training(trainer, folder, stop)
         if result.stopped_by is None:
-            run.write_report(result)
+            page.write_report(result.folder, result.trainer)
     return result
 
 

@@ -179,16 +179,6 @@ def logged() -> Iterator[None]:
         logger.error("%s", one_line(error))
 
 
-def write_report(result: RunResult) -> None:
-    """Write the page of a run that came to its end into its folder."""
-    from gfn_rb.training import page
-
-    trainer, last = result.trainer, result.row
-    is_new = last["step"] != trainer.history[-1]["step"]
-    rows = [*trainer.history, last] if is_new else trainer.history
-    page.write_report(result.folder.report, trainer, rows)
-
-
 def restore(trainer: Trainer, folder: RunFolder) -> None:
     """Restore a trainer from the newest checkpoint of its run, if there is one."""
     if not folder.checkpoint.exists():

@@ -37,7 +37,7 @@ def _elsewhere(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _quick_reports(monkeypatch):
     """Draw no reports, which takes longer than to train."""
-    monkeypatch.setattr(page, "write_report", lambda path, *_: path.write_text(""))
+    monkeypatch.setattr(page, "write_report", lambda folder, _: folder.report.write_text(""))
 
 
 def refusal(capsys, *words):

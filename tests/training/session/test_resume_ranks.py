@@ -69,7 +69,7 @@ def _ranks_are_threads():
             return Trainer(*args, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(distributed.run, "write_report", lambda *_: None)
+        patched.setattr(distributed.page, "write_report", lambda *_: None)
         patched.setattr(distributed, "Trainer", made)
         yield
 

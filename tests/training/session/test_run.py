@@ -75,7 +75,7 @@ def reference(finished, tmp_path):
 @pytest.fixture(autouse=True)
 def _quick_reports(finished, monkeypatch):
     """Draw no report but that of the finished run, which is drawn before this takes effect."""
-    monkeypatch.setattr(page, "write_report", lambda path, *_: path.write_text(""))
+    monkeypatch.setattr(page, "write_report", lambda folder, _: folder.report.write_text(""))
 
 
 def test_a_run_leaves_its_files(reference):
