@@ -13,8 +13,7 @@ from torch import Tensor
 from gfn_rb.arguments import require_kind
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.core import host_form
-from gfn_rb.envs.orders import EMPTY
-from gfn_rb.envs.sequence import SequenceEnv
+from gfn_rb.envs.sequence import EMPTY, SequenceEnv
 from gfn_rb.errors import ArgumentError
 
 

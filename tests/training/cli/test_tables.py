@@ -10,8 +10,7 @@ from gfn_rb import fifo_buffer
 from gfn_rb.checkpoint import save_checkpoint, save_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
 from gfn_rb.training.cli import main
-from gfn_rb.training.cli.inspection import inspection
-from gfn_rb.training.cli.tables import ranks_lines, result_lines, warning_lines
+from gfn_rb.training.cli.tables import inspection, ranks_lines, result_lines, warning_lines
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
 ROW = {
