@@ -82,7 +82,7 @@ def inspect(path: Path, /, *, top: int | None = None, export: Path | None = None
         export: Table to write of these objects, or else of all: a .csv or .parquet file.
     """
     with importing():
-        from gfn_rb.training.cli.inspection import inspection
+        from gfn_rb.training.cli.tables import inspection
     print(*inspection(path, top, export), sep="\n")
     return 0
 
