@@ -96,7 +96,7 @@ class PagePool:
         """Make room for n pages, for as many rows as the storage holds if these are typical."""
         needed, before = self.n_pages - self._n_free + n, self.n_pages
         typical = min(math.ceil(needed / share * (1 + 1 / (2 * _SPARE))), 2 * needed)
-        n_pages = max(typical, needed + needed // _SPARE + 1)
+        n_pages = max(typical, needed + max(needed, before) // _SPARE + 1)
         grown = {
             name: held.new_empty((n_pages, *held.shape[1:])) for name, held in self.entries.items()
         }

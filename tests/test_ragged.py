@@ -21,6 +21,7 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
+from gfn_rb.pages import PagePool
 
 LONGEST = 9
 NODES = "graph", "nodes"
@@ -140,6 +141,16 @@ def test_pages_of_removed_rows_are_found_again():
     rb.empty()
     rb.extend(lazy_stack(make_rows([(9, 5)] * 40)))
     assert pool.n_pages <= 1.1 * n_pages
+
+
+def test_a_pool_with_nearly_enough_spare_pages_grows():
+    pool = PagePool({"x": torch.zeros(1)}, 1, 1, torch.device("cpu"))
+    one, none = torch.ones(1, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    pool.write({"x": torch.ones(40_000, 1)}, one.repeat(40_000), lambda: none, 1.0)
+    before, n_free = pool.n_pages, pool.n_pages // 64
+    pool.forget()
+    pool.write({"x": torch.ones(1, 1)}, one, lambda: torch.arange(before - n_free), 1.0)
+    assert before < pool.n_pages < 1.01 * before
 
 
 @given(sizes=lengths, index=st.lists(st.integers(0, 7), max_size=9))
