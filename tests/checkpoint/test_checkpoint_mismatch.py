@@ -9,7 +9,6 @@ from checkpoint.checkpoint_runs import (
     CAPACITY,
     buffer,
     continue_both,
-    ensemble,
     generator,
     restored,
     rows,
@@ -179,13 +178,6 @@ def test_members_are_compared_before_any_of_them_changes(tmp_path):
     refused(tmp_path / "rb", target, message)
     assert not target[0].storage.initialized
     assert target[0].writer.state_dict() == stamped(20).writer.state_dict()
-
-
-def test_another_number_of_members(tmp_path):
-    save_checkpoint(tmp_path / "one", used(buffer()))
-    refused(tmp_path / "one", ensemble(), "number of buffers of the checkpoint is 1, expected 3")
-    save_checkpoint(tmp_path / "three", ensemble())
-    refused(tmp_path / "three", buffer(), "number of buffers of the checkpoint is 3, expected 1")
 
 
 def test_a_storage_that_cannot_be_allocated(tmp_path):

@@ -153,14 +153,6 @@ def test_merged_buffers(tmp_path) -> None:
     assert_goes_on(rb, open_buffer(tmp_path / "rb"), objects([7, 1]))
 
 
-def test_a_buffer_that_is_opened_can_be_saved_and_opened(tmp_path) -> None:
-    rb = diverse_buffer(8, cutoff_distance=1.0, compact="narrow", env=ENV, generator=seeded())
-    rb.extend(objects([1, 3, 0]))
-    save_checkpoint(tmp_path / "one", rb)
-    save_checkpoint(tmp_path / "two", open_buffer(tmp_path / "one"))
-    assert_goes_on(rb, open_buffer(tmp_path / "two"), objects([4]))
-
-
 def test_empty_buffers_folders_and_secrets(tmp_path) -> None:
     rb, secret = reward_prioritized_buffer(4), Secret(b"x" * 32)
     save_checkpoint(tmp_path / "rb.gfnrb", rb, secret=secret)

@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
-from gfn_rb.checkpoint import load_state, save_state
+from gfn_rb.checkpoint import save_state
 from gfn_rb.codec import primitives as module
 from gfn_rb.codec.files import ValueFile
 from gfn_rb.codec.layout import Layout, TensorInfo
@@ -87,19 +87,6 @@ def test_every_byte_has_its_place(tmp_path):
     assert (tmp_path / "x").read_bytes() == prefix + texts + small + body + xxhash.xxh3_64_digest(
         body
     )
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(60000).reshape(300, 200).T,
-        torch.arange(60000).reshape(2, 30000).T.reshape(1, 30000, 2),
-        torch.arange(60000)[::2],
-    ],
-)
-def test_tensors_with_gaps_are_written_in_c_order(tensor, tmp_path):
-    save_state(tmp_path / "x", {"x": tensor})
-    assert torch.equal(load_state(tmp_path / "x")["x"], tensor)
 
 
 def test_what_lived_on_an_accelerator_goes_to_the_one_asked_for(tmp_path):

@@ -76,6 +76,10 @@ VALUES = {
     "empty": torch.zeros(0, 3),
     "transposed": torch.arange(6).reshape(2, 3).T,
     "strided": torch.arange(20.0)[3::4],
+    # Large ones, which are not copied if they can be written as they are.
+    "large, transposed": torch.arange(60_000).reshape(300, 200).T,
+    "large, in another order": torch.arange(60_000).reshape(2, 30_000).T.reshape(1, 30_000, 2),
+    "large, strided": torch.arange(60_000)[::2],
     "expanded": torch.tensor([1.0, 2.0]).expand(3, 2),
     "truth values": torch.tensor([True, False, True]),
     "conjugated": torch.tensor([1 + 2j, 3j]).conj(),

@@ -42,25 +42,10 @@ def flow() -> ScalarEstimator:
     return ScalarEstimator(MLP(KHOT.output_dim, 1, hidden_dim=16), KHOT)
 
 
-def test_probabilities_are_the_estimators() -> None:
-    state = torch.tensor([[0, 0], [3, 4], [2, 1]])
-    theirs, states = estimator(), GRID.states_from_tensor(state)
-    expected = theirs.to_probability_distribution(states, theirs(states)).probs
-    ours = action_log_probs(adapt_estimator(theirs, ENV), ENV, state).exp()
-    torch.testing.assert_close(ours, expected)
-
-
-def test_conditions_reach_the_estimator() -> None:
-    grid = gym.ConditionalHyperGrid(2, 5, validate_modes=False)
-    env = adapt_env(grid, KHOT)
+def test_an_estimator_of_conditions_is_refused_where_there_are_none() -> None:
     theirs = ConditionalDiscretePolicyEstimator(
-        MLP(KHOT.output_dim, 8), MLP(1, 4), MLP(12, env.n_actions), env.n_actions, KHOT
+        MLP(KHOT.output_dim, 8), MLP(1, 4), MLP(12, ENV.n_actions), ENV.n_actions, KHOT
     )
-    policy = adapt_estimator(theirs, env)
-    trajectories = Sampler(policy).sample_trajectories(env, n=6, save_estimator_outputs=True)
-    state, condition = trajectories.state[:, 0], trajectories.condition
-    expected = theirs(grid.states_from_tensor(state), condition)
-    torch.testing.assert_close(trajectories.estimator_output[:, 0], expected)
     with pytest.raises(ArgumentError, match="env must have conditions"):
         adapt_estimator(theirs, ENV)
 

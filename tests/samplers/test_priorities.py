@@ -1,9 +1,7 @@
-import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.samplers.priorities import HeldPriorities
 
 
@@ -17,20 +15,6 @@ def write(storage, index):
     index = torch.tensor([*index])
     storage.set(index, TensorDict({"p": torch.full(index.shape, 5.0)}, index.shape))
     return index
-
-
-def test_unfit_storages_are_named():
-    large = HeldPriorities()
-    large.values(stored(6))
-    message = "there are 6 priorities to restore, expected at most 3"
-    early, late = HeldPriorities(), HeldPriorities()
-    early.restore(large.state())
-    with pytest.raises(CheckpointMismatchError, match=message):
-        early.values(stored(2, slots=3))
-    late.values(stored(2, slots=3))
-    with pytest.raises(CheckpointMismatchError, match=message):
-        late.restore(large.state())
-    assert late.state()["priority"].tolist() == [1, 1]
 
 
 def test_a_state_is_a_copy_and_needs_no_storage():

@@ -138,11 +138,7 @@ def test_a_large_batch_into_a_large_buffer():
 # Living with others.
 
 
-def test_relabelled_items_give_way_and_features_of_the_key_follow():
-    rb = buffer(4, cutoff_distance=1.0)
-    rb.extend(rows([1.0, 2.0], [[1], [5]]))
-    rb.writer.update(torch.tensor([1]), torch.tensor([-1.0]))
-    assert rb.extend(rows([0.0, 0.0], [[5], [1]], 2)).tolist() == [1, -1]
+def test_features_of_the_key_follow_relabelled_items():
     rb = buffer(4, features=lambda td: td["log_reward"][:, None])
     rb.extend(rows([1.0, 2.0], [[1], [5]]))
     rb.writer.update(torch.tensor([1]), torch.tensor([7.0]))

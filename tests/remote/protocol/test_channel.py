@@ -1,25 +1,11 @@
 import pytest
-from remote.remote_runs import group, objects, transitions
+from remote.remote_runs import group
 
 from gfn_rb.errors import (
     PeerLostError,
     TransportClosedError,
 )
 from gfn_rb.remote.channel import FrameChannel
-
-
-@pytest.mark.parametrize("rows", [None, transitions([4, 5, 6])])
-def test_metadata_rows_and_scores_of_others_come_in_one_frame(rows):
-    mine, theirs = map(FrameChannel, group(2))
-    nbytes = mine.send(1, 7, 3, {"id": 5}, rows, objects([1, 2])).nbytes
-    frame = theirs.receive()
-    assert frame[:4] == (0, 7, 3, {"id": 5})
-    assert (frame.nbytes, frame.error) == (nbytes, None)
-    assert theirs.receive() is None
-    assert (frame.scores == objects([1, 2])).all()
-    assert frame.rows is rows is None or (frame.rows == rows).all()
-    mine.send(1, 7, 3, {"id": 5}, rows)
-    assert theirs.receive().scores is None
 
 
 @pytest.mark.parametrize(

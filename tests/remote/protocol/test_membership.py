@@ -14,20 +14,6 @@ def states(ranks):
     return [each["state"] for each in ranks.state_dict().values()]
 
 
-def test_ranks_come_and_go():
-    ranks = Membership([3, 5], 60.0)
-    assert states(ranks) == ["expected", "expected"]
-    assert (3 in ranks, 4 in ranks, len(ranks)) == (True, False, 2)
-    assert not ranks.seen(3)
-    assert not ranks.seen(3)
-    assert states(ranks) == ["active", "expected"]
-    assert ranks.leave(3)
-    assert ranks.present == [5]
-    assert ranks.leave(5, "lost", "it was killed")
-    assert (ranks.present, ranks.lost) == ([], {5: "it was killed"})
-    assert (ranks[5].state, ranks[5].why) == ("lost", "it was killed")
-
-
 def test_ranks_that_left_or_are_unknown_cannot_be_lost_and_lost_ones_may_return():
     ranks = Membership([1, 2])
     ranks.leave(1, "gone")
