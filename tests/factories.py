@@ -20,6 +20,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb.checkpoint import Journal
+from gfn_rb.codec import LazyBuffer
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.objects import objects_in
 from gfn_rb.envs import EnumerableEnv, GFNEnv, SequenceEnv
@@ -115,6 +116,12 @@ def two_rows() -> Trajectories:
         log_prob=torch.tensor([[-0.1, -0.2, -0.3, 0.0], [0.0, -0.7, 0.0, 0.0]]),
         is_backward=torch.tensor([False, True]),
     )
+
+
+def joined(buffers):
+    """The bytes of an encoded frame, of which some parts are made late."""
+    parts = (each.make() if isinstance(each, LazyBuffer) else each for each in buffers)
+    return b"".join(map(bytes, parts))
 
 
 def assert_equal(one, other, path=""):
@@ -289,6 +296,14 @@ def linear_policy(env, is_backward, seed=1):
     policy = policy_of(lambda state: env.encode(state) @ weight, is_backward)
     policy.weight = weight
     return policy
+
+
+def run_in_process(work, *args):
+    """Run a function in another process, and return how that ended."""
+    child = multiprocessing.get_context("forkserver").Process(target=work, args=args)
+    child.start()
+    child.join(60)
+    return child.exitcode
 
 
 class Fault:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.test_hostile_files import Parts, memory, mutant
-from factories import assert_equal, seeded
+from factories import assert_equal, joined, seeded
 from hypothesis import given, strategies as st
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from gfn_rb import RaggedStorage, fifo_buffer, load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint import load_state, save_state
-from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame
+from gfn_rb.codec import decode_frame, encode_frame
 from gfn_rb.errors import CheckpointCorruptError, CheckpointError, ShapeError, WireError
 
 MUTATIONS = int(os.environ.get("GFN_RB_MUTATIONS", "400"))
@@ -55,8 +55,7 @@ def listed(rows):
 
 
 def frame_of(rows):
-    made = encode_frame(3, rows, {"id": 1})
-    return b"".join(each.make() if isinstance(each, LazyBuffer) else bytes(each) for each in made)
+    return joined(encode_frame(3, rows, {"id": 1}))
 
 
 def decoded(content):

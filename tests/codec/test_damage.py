@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from factories import journaled, objects
+from factories import joined, journaled, objects
 from hypothesis import given, strategies as st
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, load_checkpoint, save_checkpoint
 from gfn_rb.checkpoint import Secret, load_state
 from gfn_rb.checkpoint.api import outline
-from gfn_rb.codec import LazyBuffer, decode_frame, encode_frame, files, layout, primitives
+from gfn_rb.codec import decode_frame, encode_frame, files, layout, primitives
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.frames import MAX_TEXT_NBYTES
 from gfn_rb.codec.layout import FILE, FRAME, VERSION, Prefix
@@ -44,8 +44,7 @@ def rows(value, n=3, width=2000):
 
 
 def frame(secret=None, value=1.0, **sizes):
-    made = encode_frame(7, rows(value, **sizes), {"id": 1}, secret)
-    return b"".join(each.make() if isinstance(each, LazyBuffer) else each for each in made)
+    return joined(encode_frame(7, rows(value, **sizes), {"id": 1}, secret))
 
 
 def read_frame(content, secret=None):
@@ -330,17 +329,12 @@ def test_truth_values_other_than_0_and_1_are_refused(n):
     truth = torch.zeros(n, dtype=torch.bool)
     td = TensorDict({"a": {"b": truth}, "c": torch.full((n,), 255, dtype=torch.uint8)}, [n])
 
-    def sent():
-        made = encode_frame(0, td)
-        made = [each.make() if isinstance(each, LazyBuffer) else bytes(each) for each in made]
-        return read_frame(b"".join(made))
-
-    assert sent().rows["a", "b"].equal(truth)
+    assert read_frame(joined(encode_frame(0, td))).rows["a", "b"].equal(truth)
     for wrong in (2, 255):
         truth.view(torch.uint8)[n - 1] = wrong
         words = "a frame of kind 0 makes no sense: .* truth values of bytes above 1, expected"
         with pytest.raises(WireSchemaError, match=words):
-            sent()
+            read_frame(joined(encode_frame(0, td)))
 
 
 # Secrets of buffers, and themselves.

@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from factories import joined
 from hypothesis import given, strategies as st
 from tensordict import NonTensorData, TensorDict
 
@@ -17,12 +18,10 @@ from gfn_rb.errors import (
     ShapeError,
 )
 from gfn_rb.numerics.flat import plain_bytes
-from gfn_rb.transports.local import joined
 
 
 def message(buffers):
-    parts = [p if isinstance(p, LazyBuffer) else memoryview(p).cast("B") for p in buffers]
-    return joined(parts, sum(part.nbytes for part in parts))
+    return np.frombuffer(bytearray(joined(buffers)), np.uint8)
 
 
 def rows(n=5):

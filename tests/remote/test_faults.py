@@ -3,8 +3,8 @@
 import threading
 import time
 
-import numpy as np
 import pytest
+from factories import joined
 from remote.remote_runs import LIMIT, MODES, Driven, group, objects, owners_of, threads, values_of
 
 from gfn_rb import fifo_buffer
@@ -19,31 +19,17 @@ from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, Kind
 
 
-def bytes_of(payload):
-    transport = group(1)[0]
-    transport.send(payload, 0)
-    return transport.recv(0).data
-
-
-def frame(number=1):
-    return bytes_of(encode_frame(Kind.ITEMS, objects([7]), {"id": number}))
-
-
-def garbage():
-    return np.arange(200, dtype=np.uint8)
-
-
 def damaged():
-    data = frame()
+    data = bytearray(joined(encode_frame(Kind.ITEMS, objects([7]), {"id": 1})))
     data[len(data) // 2] ^= 1
-    return data
+    return bytes(data)
 
 
 def of_another_version():
     (head, *rest) = encode_frame(Kind.ITEMS, objects([7]), {"id": 1})
     prefix = Prefix.read(memoryview(head), "it")
     prefix._replace(version=VERSION + 1, sum=0).seal(memoryview(head))
-    return bytes_of([head, *rest])
+    return joined([head, *rest])
 
 
 def pair(mode="nonblocking", local=None, score=None, **options):
@@ -59,12 +45,12 @@ def settle(manager):
         pass
 
 
-@pytest.mark.parametrize("make", [garbage, damaged])
-def test_a_manager_survives_frames_it_cannot_read(caplog, make):
+@pytest.mark.parametrize("content", [bytes(range(200)), damaged()], ids=["garbage", "damaged"])
+def test_a_manager_survives_frames_it_cannot_read(caplog, content):
     transports = group(3)
     manager = ReplayBufferManager(transports[0], fifo_buffer(9))
     one, other = FrameChannel(transports[1]), FrameChannel(transports[2])
-    transports[1].send([make()], 0, DATA_TAG)
+    transports[1].send([content], 0, DATA_TAG)
     settle(manager)
     assert len([r for r in caplog.records if "refused what rank 1 sent" in r.message]) == 1
     answer = one.receive()
@@ -97,7 +83,7 @@ class Damage:
     def __call__(self, payload, dest, tag=0):
         self.count += 1
         if self.count in self.spoilt:
-            payload = [bytes_of(payload)[:-8]]
+            payload = [joined(payload)[:-8]]
         return self.isend(payload, dest, tag)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint.test_hostile_files import WORDS, memory, mutant
-from factories import linear_policy, seeded
+from factories import joined, linear_policy, seeded
 from remote.manager.test_attacks import spoilt
 from remote.remote_runs import group, objects, trajectories
 from tensordict import TensorDictBase
@@ -117,15 +117,9 @@ ASKED = [
 ]
 
 
-def frame_of(kind: int, meta: dict[str, Any], rows: TensorDictBase | None) -> bytes:
-    transport = group(1)[0]
-    transport.send(encode_frame(kind, rows, meta), 0)
-    return transport.recv(0).data.tobytes()
-
-
 ROWS = [objects([1, 2]), objects([3]), trajectories([1, 2, 3]), PATHS, objects(range(1500))]
 FRAMES = [
-    (kind, frame_of(kind, meta, rows))
+    (kind, joined(encode_frame(kind, rows, meta)))
     for kind, meta, has_rows in ASKED[3:]
     for rows in (ROWS if has_rows else [None])
 ]

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from factories import run_in_process
 from samplers.priority_buffers import buffer, fits, places, rows
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
@@ -232,10 +233,7 @@ def test_rows_of_another_process_do_not_have_the_priority_of_those_before_them()
     rb = buffer([1.0, 2.0, 3.0, 4.0], alpha=1.0, eps=0.0, shared=True)
     rb.set_rng(None)
     torch.manual_seed(0)
-    child = mp.get_context("forkserver").Process(target=write_elsewhere, args=(rb,))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    assert run_in_process(write_elsewhere, rb) == 0
     assert fits(rb, torch.tensor([4.0, 4.0, 3.0, 4.0]).double() / 15)
     rb.update_priority(torch.tensor([0]), torch.tensor([1.0]))
     assert fits(rb, torch.tensor([1.0, 4.0, 3.0, 4.0]).double() / 12)

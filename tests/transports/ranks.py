@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -51,13 +50,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, **allowed, **quiet, "PYTHONPATH": path}
 
 
-def under_mpiexec(size: int, program: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:
-    """Run a program on so many ranks, and return what they printed."""
-    oversubscribe = () if size <= 2 else ("--oversubscribe",)
-    command = [mpiexec(), *options, *oversubscribe, "-n", str(size), sys.executable]
-    return finished([[*command, str(program), *arguments]])
-
-
 def abort(process: subprocess.Popen) -> None:
     """End a command that hangs. Its ranks say where they are; mpiexec hands the signal on."""
     for number in (signal.SIGABRT, signal.SIGKILL):
@@ -67,43 +59,27 @@ def abort(process: subprocess.Popen) -> None:
                 process.wait(5)
 
 
-def finished(commands: list[list[str]]) -> str:
-    """Run commands side by side to their end, and return what they print.
+def under_mpiexec(size: int, program: Path, *arguments: str, options: tuple[str, ...] = ()) -> str:
+    """Run a program on so many ranks, and return what they printed.
 
-    As soon as one of them fails, and when they hang, all are ended, and all that they printed is
-    in the error.
+    When it fails or hangs, it is ended, and all that it printed is in the error.
     """
-    with ExitStack() as stack:
-        out, err = ([stack.enter_context(TemporaryFile("w+")) for _ in commands] for _ in range(2))
-        running = [
-            subprocess.Popen(
-                command, env=environment(), stdin=subprocess.DEVNULL, stdout=o, stderr=e
-            )
-            for command, o, e in zip(commands, out, err, strict=True)
-        ]
-        try:
-            codes = _codes(running)
-        finally:
-            for process in running:
-                abort(process)
-        assert codes == [0] * len(running), f"exit codes {codes}:\n{_read(out)}\n{_read(err)}"
-        return _read(out)
-
-
-def _codes(running: list[subprocess.Popen]) -> list[int | None]:
-    """Wait until all have ended, or one has failed; return their exit codes, None while running."""
-    end = time.monotonic() + SECONDS
-    codes = [process.poll() for process in running]
-    while None in codes and not any(codes) and time.monotonic() < end:
-        time.sleep(0.005)
-        codes = [process.poll() for process in running]
-    return codes
-
-
-def _read(files: list[Any]) -> str:
-    for file in files:
-        file.seek(0)
-    return "".join(file.read() for file in files)
+    oversubscribe = () if size <= 2 else ("--oversubscribe",)
+    command = [mpiexec(), *options, *oversubscribe, "-n", str(size), sys.executable]
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            [*command, str(program), *arguments],
+            **{"env": environment(), "stdin": subprocess.DEVNULL, "stdout": out, "stderr": err},
+        )
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS)
+        code = process.poll()  # None while it hangs
+        abort(process)
+        for file in (out, err):
+            file.seek(0)
+        printed = out.read()
+        assert code == 0, f"exit code {code}:\n{printed}\n{err.read()}"
+        return printed
 
 
 def reports(text: str) -> FOUND:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from factories import assert_equal, in_fresh_process
+from factories import assert_equal, in_fresh_process, run_in_process
 from tensordict import TensorDict
 from torch import multiprocessing as mp
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
@@ -59,10 +59,7 @@ def _write_and_die(rb):
 def test_the_next_process_undoes_what_a_killed_one_wrote(writer):
     rb = shared(LazyTensorStorage(4), WRITERS[writer])
     rb.extend(rows(1.0, 2.0, 3.0, 4.0))
-    child = mp.get_context("forkserver").Process(target=_write_and_die, args=(rb,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == -signal.SIGKILL
+    assert run_in_process(_write_and_die, rb) == -signal.SIGKILL
     assert sorted(rb[:]["log_reward"].tolist()) != [1.0, 2.0, 3.0, 4.0]  # it got so far
     rb.extend(rows(9.0))
     assert sorted(rb[:]["log_reward"].tolist()) == [2.0, 3.0, 4.0, 9.0]
@@ -206,8 +203,6 @@ def _lay_out_and_die(rb):
 
 def test_a_storage_that_a_killed_process_was_laying_out_is_laid_out_by_the_next():
     rb = shared(LazyTensorStorage(4, shared_init=True))
-    child = mp.get_context("forkserver").Process(target=_lay_out_and_die, args=(rb,))
-    child.start()
-    child.join(60)
+    assert run_in_process(_lay_out_and_die, rb) == -signal.SIGKILL
     rb.extend(rows(1.0, 2.0))
     assert rb[:]["log_reward"].tolist() == [1.0, 2.0]

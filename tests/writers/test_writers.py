@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.multiprocessing as mp
-from factories import DEVICES, assert_equal, seeded, trajectories
+from factories import DEVICES, assert_equal, run_in_process, seeded, trajectories
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from torchrl.data import (
     LazyMemmapStorage,
@@ -235,10 +235,7 @@ def test_processes_that_share_a_buffer_find_each_others_objects(writer):
     rb = buffer(writer, 4, shared=True)
     offer(rb, [1, 2, 3], 0.0)
     for some, key in [([2, 4], 1.0), ([5, 1], 3.0)]:
-        process = mp.get_context("forkserver").Process(target=offer, args=(rb, some, key))
-        process.start()
-        process.join()
-        assert process.exitcode == 0
+        assert run_in_process(offer, rb, some, key) == 0
         offer(rb, some[:1], key + 1)
     # 3 is the oldest and lowest, and gives way to 5; 1 and 5 were refreshed.
     assert dict(zip(states(rb), rb[:]["log_reward"].tolist(), strict=True)) == {
