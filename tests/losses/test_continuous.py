@@ -87,18 +87,6 @@ def walks(n=50, **options):
     return Trajectories.cat([forward.drop("log_prob", "estimator_output"), back])
 
 
-def test_a_walk_holds_real_states_and_actions():
-    rows = walks()
-    assert rows.state.shape == (100, ENV.n_steps + 2, 2)
-    assert rows.action.shape == (100, ENV.n_steps + 1, 2)
-    forward = rows.forward()
-    assert forward.length.eq(ENV.n_steps + 1).all()
-    assert forward.action[:, -1].equal(torch.tensor([1.0, 0.0]).expand(100, 2))
-    assert (forward.action[:, :-1, 0] == 0).all()
-    assert_close(ENV.states_of(forward.action, forward.length), forward.state, rtol=0, atol=1e-5)
-    assert_close(forward.log_reward, ENV.log_reward(rows.terminating_states))
-
-
 def test_exact_policies_balance_every_trajectory_and_transition():
     rows = walks()
     loss = TrajectoryBalance(**EXACT, log_z=LogZ(ENV.true_log_z))

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from factories import Ladder, policy_of
+from factories import policy_of
 from losses.exact_flows import both_ways, make_loss
 
 from gfn_rb.containers import Trajectories
@@ -47,6 +47,8 @@ def test_residuals_and_loss_by_hand():
     expected = torch.tensor([2 + EVEN - 0.5, 2 + EVEN - 1.5])
     torch.testing.assert_close(loss.residual(trajectory()), expected)
     torch.testing.assert_close(loss(trajectory()), expected.square().mean())
+    assert loss.estimate_log_z().shape == ()
+    assert loss.estimate_log_z(torch.zeros(3, 1)).tolist() == [2, 2, 2]  # whatever the condition
 
 
 def test_other_terms_that_are_not_finite():
@@ -63,45 +65,6 @@ def test_other_terms_that_are_not_finite():
         even_loss(log_z=math.nan).residual(trajectory())
     with pytest.raises(ArgumentError, match="residual must be finite, got -inf in 1 of 2 rows"):
         even_loss(log_z=-3e38).residual(trajectory(3e38))
-
-
-# Rewards that depend on a condition.
-
-
-def conditional_rows():
-    """The first two states of a ladder, then the sink, under two conditions."""
-    return Trajectories(
-        state=torch.tensor([[0, 1, -1], [0, 1, -1]]),
-        action=torch.tensor([[0, 1], [0, 1]]),
-        length=torch.tensor([2, 2]),
-        log_reward=torch.tensor([0.5, 1.5]),
-        condition=torch.tensor([[0.5], [1.5]]),
-    )
-
-
-def conditional_loss(log_z):
-    env = Ladder(3)
-    forward = policy_of(lambda s: torch.zeros(len(s), 2), False)
-    return TrajectoryBalance(forward, UniformBackwardPolicy(env), env, log_z)
-
-
-class Linear(torch.nn.Module):
-    def forward(self, condition):
-        return 2 * condition[:, 0]
-
-
-def test_log_z_is_asked_for_each_condition():
-    delta = conditional_loss(Linear()).residual(conditional_rows())
-    log_pf = 2 * math.log(1 / 2)
-    torch.testing.assert_close(delta, torch.tensor([1 + log_pf - 0.5, 3 + log_pf - 1.5]))
-    same = conditional_loss(LogZ(7.0))
-    torch.testing.assert_close(
-        same.residual(conditional_rows()), torch.tensor([7 + log_pf - 0.5, 7 + log_pf - 1.5])
-    )
-    condition = torch.tensor([[1.0], [2.0], [3.0]])
-    assert conditional_loss(Linear()).estimate_log_z(condition).tolist() == [2, 4, 6]
-    assert same.estimate_log_z(condition).tolist() == [7, 7, 7]
-    assert same.estimate_log_z().shape == ()
 
 
 @pytest.mark.parametrize("name", ["tb", "subtb"])
