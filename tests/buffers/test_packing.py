@@ -29,7 +29,7 @@ from gfn_rb import (
     reward_prioritized_buffer,
 )
 from gfn_rb.envs import HyperGrid
-from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.policies import ForwardPolicy
 
 TOP = 4
@@ -224,26 +224,3 @@ def test_episodes_that_do_not_go_on_where_they_were_are_refused_and_nothing_is_l
     ):
         pack(LONG[:, CUT + 1 :])
     assert sorted(found + rows_of(pack, LONG[:, CUT:])) == sorted(WHOLE)
-
-
-def test_frames_without_ids_are_refused():
-    env = ladder(3)
-    rb = buffer(env)
-    source = collector(env, frames_per_batch=6, replay_buffer=rb, track_traj_ids=False)
-    with pytest.raises(KeyMismatchError, match=r"must have .*traj_ids.*track_traj_ids=True; got"):
-        next(iter(source))
-    source.shutdown()
-    assert len(rb) == 0
-
-
-def test_bad_input(unchecked):
-    with pytest.raises(ArgumentError, match="patience must be at least 1, got 0"):
-        PackTrajectories(ladder(), patience=0)
-    pack = PackTrajectories(ladder())
-    frames = LONG[:, :4].clone()
-    frames["collector", "traj_ids"] = frames["collector", "traj_ids"][..., None]
-    with pytest.raises(ShapeError, match=r"traj_ids.* has shape \[3, 4, 1\]; expected \[3, 4\]"):
-        pack(frames)
-    with pytest.raises(KeyMismatchError, match=r"no .*next.*state"):
-        pack(LONG.exclude(("next", "state")))
-    assert sorted(rows_of(pack, LONG)) == sorted(WHOLE)

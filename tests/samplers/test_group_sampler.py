@@ -17,7 +17,7 @@ from torchrl.data import (
 )
 from torchrl.objectives.llm import MCAdvantage
 
-from gfn_rb.errors import CheckpointMismatchError, EmptyBufferError
+from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.samplers import GroupSampler
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -230,13 +230,3 @@ def test_a_callable_excludes_groups_until_they_change():
     for drawn, p in zip(found, ([1 / 2, 1 / 4, 0], [1 / 2, 1 / 4, 1 / 2]), strict=True):
         assert drawn[4] == 0
         assert chi_square_p(drawn[1:4], np.array(p) / sum(p)) > 1e-3
-
-
-def test_variance_needs_rewards_that_differ():
-    sampler = GroupSampler("prompt", samples_per_group=1, weight="variance")
-    with pytest.raises(EmptyBufferError, match="no group can be drawn"):
-        buffer(sampler, rows([1, 1, 2], [1.0, 1.0, 0.0])).sample(1)
-    alike = rows([1, 1, 1], [0.0] * 3)
-    alike["log_reward"] = torch.full((3,), 0.1, dtype=torch.float64)  # their mean is another number
-    with pytest.raises(EmptyBufferError, match="no group can be drawn"):
-        buffer(GroupSampler("prompt", samples_per_group=1, weight="variance"), alike).sample(1)
