@@ -80,16 +80,14 @@ def _drawn_by(generator: torch.Generator | None, device: torch.device) -> Iterat
     if generator is None:
         yield
         return
-    get, put = torch.get_rng_state, torch.set_rng_state
-    if device.type == "cuda":
-        get, put = torch.cuda.get_rng_state, torch.cuda.set_rng_state
-    before = get()
-    put(generator.get_state())
+    own = torch.cuda if device.type == "cuda" else torch
+    before = own.get_rng_state()
+    own.set_rng_state(generator.get_state())
     try:
         yield
     finally:
-        generator.set_state(get())
-        put(before)
+        generator.set_state(own.get_rng_state())
+        own.set_rng_state(before)
 
 
 Evaluator = Callable[[np.ndarray, Tensor | None], Tensor]
