@@ -138,25 +138,8 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         """
         transitions = self._rows(batch)
         is_move = transitions.action != self.env.exit_action
-        (moves,), _ = places(is_move)
-        delta = self._residual_of_moves(transitions[moves], is_move[moves])
-        return delta.new_zeros(len(transitions)).index_put((moves,), delta)
-
-    def _source_log_flow(
-        self, source: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
-        log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
-        log_reward = self._floored(self.env.log_reward(source, condition))
-        return log_reward - log_pf[:, self.env.exit_action]
-
-    def n_reward_calls(self, rows: Transitions) -> int:
-        """Return two reward calls for each move, one for either end."""
-        return 2 * int((~rows.is_terminating).sum())
-
-    def _residual_of_moves(
-        self, moves: Transitions, is_move: Bool[Tensor, "m"]
-    ) -> Float[Tensor, "m"]:
-        """Return delta(s, s') of moves, 0 of exits."""
+        (at,), _ = places(is_move)
+        moves, is_move = transitions[at], is_move[at]
         every = torch.arange(len(moves), device=moves.device)
         parent, child = edge_ends(moves)
         after_exit = ~is_move.view(-1, *(1,) * (parent.ndim - 1))
@@ -173,4 +156,16 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         residual = (here - there) + (exit_there - exit_here) + (log_pf - log_pb)
         terms = {"log P_F(exit)": log_exit, "log P_F": log_pf, "log P_B": log_pb}
         require_finite_terms(residual, {"log_reward": log_reward, **terms})
-        return residual.where(is_move, 0)
+        delta = residual.where(is_move, 0)
+        return delta.new_zeros(len(transitions)).index_put((at,), delta)
+
+    def _source_log_flow(
+        self, source: StateBatch, condition: ConditionBatch | None
+    ) -> Float[Tensor, "n"]:
+        log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
+        log_reward = self._floored(self.env.log_reward(source, condition))
+        return log_reward - log_pf[:, self.env.exit_action]
+
+    def n_reward_calls(self, rows: Transitions) -> int:
+        """Return two reward calls for each move, one for either end."""
+        return 2 * int((~rows.is_terminating).sum())

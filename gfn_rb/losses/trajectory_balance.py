@@ -81,9 +81,6 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         require_finite_terms(residual, {**terms, "log_z": log_z})
         return residual
 
-    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
-        return self.residual(fresh)
-
     def _source_log_flow(
         self, source: StateBatch, condition: ConditionBatch | None
     ) -> Float[Tensor, "n"]:
