@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gfn_rb.envs import QM9Strings, TFBind8
-from gfn_rb.envs.scored_sequences import QM9_PATH, TFBIND8_PATH, load_table
+from gfn_rb.envs.scored_sequences import QM9_PATH, load_table
 
 # of the list modes_tfbind8.pkl in the code of Kim et al. (2023), in its order, one 8-mer a line
 PUBLISHED = "4a64c297cc8236e9b83b78c6392ce0a4ae2a38c7cde96634848109d01eece154"
@@ -98,13 +98,3 @@ def test_published_modes() -> None:
         [[0, 0, 0, 1, 1], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
     )  # the first of the list
     assert (env.mode_index(published) >= 0).all()
-
-
-def test_shipped_table_holds_known_values() -> None:
-    # the original's first rows: AAAAAAAA 0.03000, AAAAAAAC -0.12351, AAAAAAAG -0.04566
-    scores = load_table(TFBIND8_PATH)
-    assert scores[:3].tolist() == [3000, -12351, -4566]
-    assert scores[-1] == 3000  # TTTTTTTT, the other strand of AAAAAAAA
-    assert scores[int("23333333", 4)] == -12351  # GTTTTTTT, the other strand of AAAAAAAC
-    assert (int(scores.min()), int(scores.max())) == (-47907, 49105)
-    assert TFBIND8_PATH.stat().st_size < 300_000

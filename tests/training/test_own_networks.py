@@ -209,15 +209,6 @@ def test_a_path_to_no_configuration_is_named(path, message, package, capsys):
     assert not Path("runs").exists()
 
 
-def test_a_class_that_no_other_process_finds_is_refused():
-    @dataclass(frozen=True, kw_only=True)
-    class Local(HyperGridConfig):
-        """Made within a function."""
-
-    with pytest.raises(ArgumentError, match=r"a class that can be imported, got .*Local"):
-        train(Local(ndim=2, steps=1))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Placed(TrainConfig):
     """Has an option that no JSON file holds."""
