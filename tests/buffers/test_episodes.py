@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from containers.container_paths import kind_and_paths, same, stack
@@ -81,23 +79,14 @@ def test_drawn_rows_keep_their_stamps(preset):
     assert column(other, EPISODE)[-1] == 0
 
 
-def test_log_probabilities_are_dropped_unless_kept():
-    rows = two_rows()
-    for keep, expected in (((), None), (["log_prob"], rows.to_transitions().log_prob)):
-        rb = newest(transition_buffer, keep=keep)
-        rb.extend(rows.to_tensordict())
-        got = Transitions.from_tensordict(rb[:]).log_prob
-        assert (got is None) == (expected is None)
-        assert got is None or torch.equal(got, expected)
+def test_log_probabilities_are_kept_on_request():
+    rb = newest(transition_buffer, keep=["log_prob"])
+    rb.extend(two_rows().to_tensordict())
+    got = Transitions.from_tensordict(rb[:]).log_prob
+    assert torch.equal(got, two_rows().to_transitions().log_prob)
 
 
 # What is kept where there is no room for all.
-
-
-def cut_episodes(rb, lengths):
-    """The episodes of which some rows are stored, and not all."""
-    stored = Counter(column(rb, EPISODE))
-    return {episode for episode, count in stored.items() if count != lengths[episode]}
 
 
 batches = st.lists(
@@ -124,9 +113,6 @@ def test_at_most_the_least_episode_is_cut(preset, offered, capacity):
         best = [(e, step) for e in order for step in reversed(range(lengths[e]))][:capacity]
         steps = [state[1] for state in column(rb, "state")]
         assert sorted(zip(column(rb, EPISODE), steps, strict=True)) == sorted(best)
-        cut = cut_episodes(rb, lengths)
-        assert len(cut) <= 1
-        assert all(e == min(column(rb, EPISODE), key=lambda e: (rewards[e], e)) for e in cut)
 
 
 # What is drawn.

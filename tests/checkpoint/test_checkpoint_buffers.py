@@ -15,6 +15,7 @@ from checkpoint.checkpoint_runs import (
     rows,
     used,
 )
+from checkpoint.test_ragged_rows import make_buffer as ragged_buffer, make_rows as ragged_rows
 from factories import assert_equal, trajectories
 from tensordict import TensorDict
 from torchrl.data import (
@@ -81,6 +82,11 @@ def losses(n):
     return rows(n).set("loss", torch.rand(n))
 
 
+def of_tensors(storage):
+    parts = {"storage": storage(CAPACITY), "writer": RoundRobinWriter(), "batch_size": 3}
+    return ReplayBuffer(**parts, generator=generator())
+
+
 def stored(n):
     return TensorStorage(rows(n).set("index", torch.arange(n)))
 
@@ -106,10 +112,15 @@ KINDS = {
     "by a stored priority": lambda: buffer(sampler=PrioritySampler("loss")),
     "far apart": lambda: diverse_buffer(CAPACITY, batch_size=4, cutoff_distance=1.5, p=2.0),
     "terminating states": lambda: terminating_state_buffer(CAPACITY, batch_size=4),
+    "tensors": lambda: of_tensors(LazyTensorStorage),
+    "tensors on disk": lambda: of_tensors(LazyMemmapStorage),
+    "ragged": ragged_buffer,
+    "ragged, drawn ahead": lambda: ragged_buffer(prefetch=2),
 }
 ROWS = {
     "slices": episodes, "by priority": losses, "by a stored priority": losses,
-    "terminating states": paths,
+    "terminating states": paths, "ragged": ragged_rows, "ragged, drawn ahead": ragged_rows,
+    "tensors": lambda n: torch.randn(n, 3), "tensors on disk": lambda n: torch.randn(n, 3),
 }  # fmt: skip
 
 
@@ -200,23 +211,6 @@ def test_only_the_rows_in_use_are_written(tmp_path):
     rb.extend(rows(10))
     save_checkpoint(tmp_path / "rb", rb)
     assert (tmp_path / "rb").stat().st_size < 20_000
-
-
-@FRESH
-@pytest.mark.parametrize("storage", STORAGES)
-def test_rows_that_are_tensors(storage, fresh, tmp_path):
-    def make():
-        parts = {"storage": STORAGES[storage](), "writer": RoundRobinWriter()}
-        return ReplayBuffer(**parts, batch_size=3, generator=generator())
-
-    rb, target = make(), make()
-    rb.extend(torch.randn(12, 3))
-    if not fresh:
-        target.extend(torch.randn(2, 3))
-    restored(rb, target, tmp_path)
-    assert_same_content(rb, target)
-    for _ in range(4):
-        assert_equal(target.sample(), rb.sample())
 
 
 # Ensembles.

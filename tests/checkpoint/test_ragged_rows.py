@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.test_hostile_files import Parts, memory, mutant
-from factories import assert_equal, joined, seeded
+from factories import joined, seeded
 from hypothesis import given, strategies as st
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
@@ -90,29 +90,6 @@ def test_texts_are_checked(texts, why, tmp_path):
     with pytest.raises(CheckpointCorruptError, match=why) as caught:
         load_state(path)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("prefetch", [None, 2])
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_buffer_continues_from_a_checkpoint(fresh, prefetch, tmp_path):
-    rb, again = make_buffer(prefetch), make_buffer(prefetch)
-    for i in range(5):
-        rb.extend(make_rows(4, i))
-        rb.sample()
-    if not fresh:
-        again.extend(make_rows(7))
-    save_checkpoint(tmp_path / "rb", rb)
-    load_checkpoint(tmp_path / "rb", again)
-    for i in range(4):
-        for each in (rb, again):
-            each.synchronize()  # or prefetching would race with the writing below
-        assert listed(rb.sample()) == listed(again.sample())
-        for each in (rb, again):
-            each.synchronize()
-        more = make_rows(3, 100 + i)
-        assert torch.equal(rb.extend(more.clone()), again.extend(more.clone()))
-    assert listed(rb[:]) == listed(again[:])
-    assert_equal(rb.storage.content(), again.storage.content())
 
 
 def test_changed_files_and_frames_are_refused_by_name(tmp_path):

@@ -82,6 +82,21 @@ class Manager(ours.ReplayBufferManager):
         return {"mean": float(self.replay_buffer.log_rewards.mean())}
 
 
+class Noting:
+    """Scores containers by their length, and notes what is looked at in each."""
+
+    def __init__(self, look):
+        self.look, self.seen = look, []
+
+    def __call__(self, container):
+        self.seen.append(self.look(container))
+        return {"n": len(container)}
+
+
+def kind_and_length(container):
+    return type(container).__name__, len(container)
+
+
 def scores(container, **given):
     sender_rank = given["sender_rank"]
     return {"n": float(len(container)), "of": float(sender_rank)}
@@ -120,11 +135,7 @@ def test_manager_holds_what_torchgfns_would_and_scores_it(kind, env) -> None:
 
 
 def test_rows_below_the_baseline_are_not_sent() -> None:
-    seen = []
-
-    def score(container):
-        seen.append(container.log_rewards.tolist())
-        return {"n": len(container)}
+    score = Noting(lambda each: each.log_rewards.tolist())
 
     def add(rb, log_rewards):
         container = rollouts(n=len(log_rewards))
@@ -139,7 +150,7 @@ def test_rows_below_the_baseline_are_not_sent() -> None:
         assert add(rb, [0.0, 1.5])["n"] == 2  # to learn the baseline anew
 
     made = run(ours.ReplayBufferManager, train, scoring_function=score, capacity=2)
-    assert seen == [[3.0, 1.0], [2.0], [0.0, 1.5]]
+    assert score.seen == [[3.0, 1.0], [2.0], [0.0, 1.5]]
     assert made.replay_buffer.training_container.log_rewards.tolist() == [2.0, 3.0]
 
 
@@ -167,12 +178,7 @@ def test_baselines_are_torchgfns(options, found) -> None:
 
 
 def test_several_buffers_of_a_rank_send_to_its_manager() -> None:
-    seen = []
-
-    def score(container):
-        seen.append((type(container).__name__, len(container)))
-        return {"n": len(container)}
-
+    score = Noting(kind_and_length)
     batches = walks(GRID, 3, 8)
 
     def train():
@@ -197,16 +203,11 @@ def test_several_buffers_of_a_rank_send_to_its_manager() -> None:
 
     run(ours.ReplayBufferManager, train, scoring_function=score, store_locally=False)
     kinds = [("StatesContainer", 3), ("Trajectories", 8), ("StatesContainer", 5)]
-    assert seen == [*kinds, *(("Trajectories", n) for n in (2, 7, 4))]
+    assert score.seen == [*kinds, *(("Trajectories", n) for n in (2, 7, 4))]
 
 
 def test_float_actions_wait_for_others() -> None:
-    seen = []
-
-    def score(container):
-        seen.append(container.actions.tensor)
-        return {"n": len(container)}
-
+    score = Noting(lambda each: each.actions.tensor)
     first, second = box_trajectories(3, 2), box_trajectories(4, 5)
     expected = first[torch.arange(3)]
     expected.extend(second)
@@ -217,7 +218,7 @@ def test_float_actions_wait_for_others() -> None:
         assert rb.add(second)["n"] == 7
 
     run(ours.ReplayBufferManager, train, env=BOX, scoring_function=score)
-    assert seen[0].equal(expected.actions.tensor)
+    assert score.seen[0].equal(expected.actions.tensor)
 
 
 def test_times_of_messages_are_noted_and_printed(capsys) -> None:
@@ -238,11 +239,8 @@ def test_times_of_messages_are_noted_and_printed(capsys) -> None:
 
 
 def test_states_are_sent_to_a_diverse_manager() -> None:
-    batch, seen = walks(GRID, 3, 8)[2], []
-
-    def score(container):
-        seen.append((type(container).__name__, len(container)))
-        return {"n": len(container)}
+    batch = walks(GRID, 3, 8)[2]
+    score = Noting(kind_and_length)
 
     def train():
         states = ours.TerminatingStateBuffer(GRID, remote_manager_rank=1, scoring_only=True)
@@ -250,7 +248,7 @@ def test_states_are_sent_to_a_diverse_manager() -> None:
         assert len(states) == 8
 
     made = run(ours.ReplayBufferManager, train, scoring_function=score, diverse_replay_buffer=True)
-    assert seen == [("StatesContainer", 8)]
+    assert score.seen == [("StatesContainer", 8)]
     assert torch.equal(
         made.replay_buffer.training_container.states.tensor.sort(0)[0],
         batch.terminating_states.tensor.sort(0)[0],
