@@ -64,18 +64,6 @@ def test_states_too_many_to_list_are_counted_too():
     assert discovery.top_score == pytest.approx((2.6 + 2.6 + 0.6) / 3)
 
 
-def test_the_top_holds_the_best_100_distinct_states(discovery):
-    """64 states on the grid: 4 of 2.6, 12 of 0.6 in the corners' bands, 48 of 0.1."""
-    discovery.add([[0, 0], [0, 0], [1, 1], [1, 1], [1, 1]])
-    assert discovery.top.tolist() == pytest.approx([2.6, 0.6])
-    assert discovery.top_score == pytest.approx(1.6)
-    every = discovery.env.terminating_states()
-    discovery.add(every.flip(0))
-    discovery.add(every)
-    assert len(discovery.top) == 64
-    assert discovery.top_score == pytest.approx((4 * 2.6 + 12 * 0.6 + 48 * 0.1) / 64)
-
-
 def test_the_best_are_compared_with_each_other(discovery):
     """(1, 1), (1, 6) and (6, 6) differ in 1, 1 and 2 places; in 5, 5 and 10 steps."""
     discovery.add(MODES[[0, 1, 3, 3]])
