@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer
@@ -59,9 +60,9 @@ class Baseline:
             n_stored: number of these rows that the buffer stored.
         """
         self._n_written += n_stored
-        lowest = _lowest_finite(log_reward)
-        if lowest is not None:
-            alpha, mean = self.alpha, self._mean
+        finite = log_reward[log_reward.isfinite()]
+        if len(finite):
+            lowest, alpha, mean = float(finite.min()), self.alpha, self._mean
             self._mean = lowest if mean is None else alpha * lowest + (1 - alpha) * mean
 
     def value(self, rb: ReplayBuffer | None) -> float | None:
@@ -73,8 +74,11 @@ class Baseline:
         if self._n_written * _STALE >= rb.storage.max_size:
             values = self._column.values(rb.storage)
             values = values[values.isfinite()]
-            self._of_full = percentile_of(values, percentile) if len(values) else None
-            self._n_written = 0
+            self._of_full, self._n_written = None, 0
+            if len(values) and not percentile:
+                self._of_full = float(values.min())  # in a fraction of the time
+            elif len(values):
+                self._of_full = float(np.quantile(values.double().cpu(), percentile))
         return self._mean if self._of_full is None else self._of_full
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,26 +88,6 @@ class Baseline:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a result of :meth:`state_dict`."""
         self._mean, self._n_written = state["ema"], math.inf
-
-
-def percentile_of(values: Float[Tensor, "n"], percentile: float) -> float:
-    """Return the linear percentile of numbers, at least one."""
-    # torch.quantile takes 16 million numbers at most.
-    below, share = divmod(percentile * (len(values) - 1), 1)
-    lower = float(values.kthvalue(int(below) + 1).values if below else values.min())
-    if not share:
-        return lower
-    upper = float(values.kthvalue(int(below) + 2).values)
-    return lower + share * (upper - lower)
-
-
-def _lowest_finite(values: Float[Tensor, "n"]) -> float | None:
-    """Return the lowest finite number; None without one."""
-    lowest = float(values.min()) if values.numel() else math.inf  # of NaN and others: NaN
-    if not math.isfinite(lowest):
-        finite = values[values.isfinite()]
-        lowest = float(finite.min()) if finite.numel() else math.inf
-    return lowest if lowest < math.inf else None
 
 
 class BaselineFilter:

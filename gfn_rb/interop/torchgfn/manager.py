@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
 from gfn_rb.interop.torchgfn.remote import PATIENCE, check_backend, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
-from gfn_rb.remote.baseline import Baseline, percentile_of
+from gfn_rb.remote.baseline import Baseline
 from gfn_rb.transports import Transport
 
 
@@ -40,7 +40,8 @@ class ReplayBufferManager:
         remote_manager_rank: must be None, as a manager has no manager of its own.
         communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both sockets between
             the processes of torch.distributed. Its first use in a process waits for all processes.
-        timing: print the seconds of each phase of :meth:`run` and of each add at its end.
+        timing: record the seconds of each add in ``replay_buffer.timing_data``. The seconds of each
+            phase are in the log, in one line at the end of :meth:`run`.
         store_locally: keep the items instead of only scoring them.
         baseline_strategy: the log-reward that workers with ``baseline_filtering`` compare with.
             Once the buffer is full, the lowest one in it (``"min"``) or a percentile of it
@@ -140,8 +141,6 @@ class ReplayBufferManager:
         """
         self._manager.run()
         self.is_running, self.exit_counter = False, self._manager.n_left
-        if self.timing:
-            print(self._timing_summary(), end="", flush=True)
 
     def default_scoring_function(self, obj: Any, sender_rank: int = -1) -> dict[str, float]:
         """Return an infinite score."""
@@ -172,14 +171,6 @@ class ReplayBufferManager:
                 buffers.
         """
         return endpoint(backend).queries.metadata(manager_rank, PATIENCE)
-
-    def _timing_summary(self) -> str:
-        known = self._manager.metadata()
-        lines = [f"Manager {self.rank}: {known['batches']} batches"]
-        for rank, sender in known["senders"].items():
-            lines.append(f"  rank {rank}: {sender['batches']} batches, {sender['bytes']:,} bytes")
-        lines += [f"  {phase}: total={s:.4f}s" for phase, s in known["seconds"].items()]
-        return "\n".join([*lines, self.replay_buffer.timing_log()])
 
     def _add_and_score(self, rows: TensorDictBase, sender: int) -> dict[str, Any]:
         # The buffer here is torchgfn's rather than our manager's: it takes rows of any width and
@@ -213,7 +204,7 @@ class _Manager(remote.ReplayBufferManager):
 
 
 class _KeptBaseline(Baseline):
-    """A baseline at a percentile of torchgfn's buffer once it is full."""
+    """A baseline of torchgfn's buffer."""
 
     def __init__(self, buffer: ReplayBuffer, percentile: float | None, alpha: float) -> None:
         super().__init__(percentile, alpha)
@@ -221,8 +212,5 @@ class _KeptBaseline(Baseline):
 
     def value(self, rb: object) -> float | None:
         """Return the baseline, None if nothing is known."""
-        if self.percentile is not None and len(self._buffer) == self._buffer.capacity:
-            log_reward = self._buffer.log_rewards
-            if len(finite := log_reward[log_reward.isfinite()]):
-                return percentile_of(finite, self.percentile)
-        return super().value(None)
+        self._n_written = math.inf  # nobody counts the rows that torchgfn's buffer takes
+        return super().value(self._buffer._rows.rb)
