@@ -22,9 +22,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 import numpy as np
 import torch.distributed as dist
 
-from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError
-from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
+from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout, made
 from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage, joined
 
 _HEAD = struct.Struct("<qq")  # bytes and tag of a message
@@ -94,7 +93,7 @@ class GlooTransport(MailboxTransport):
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
         if dest == self.rank:
-            message = QueuedMessage(self, dest, dest, tag, joined(parts, nbytes))
+            message = QueuedMessage(self, dest, dest, tag, joined(parts))
             self._mailboxes.put(message)
         else:
             message = QueuedMessage(self, self.rank, dest, tag, np.empty(0, np.uint8), nbytes)
@@ -146,8 +145,7 @@ class PeerConnection:
     def send(self, message: QueuedMessage, parts: list[Part]) -> None:
         """Begin to send a message."""
         left = [memoryview(_HEAD.pack(message.nbytes, message.envelope.tag))]
-        for part in parts:
-            left.append(memoryview(part.make()) if isinstance(part, LazyBuffer) else part)
+        left += [memoryview(made(part)) for part in parts]
         if len(left) > _MOST_BUFFERS:
             left = [memoryview(b"".join(left))]
         with self._sending:

@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 
 from gfn_rb.arguments import as_count, require_kind
-from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import PeerLostError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
@@ -21,6 +20,7 @@ from gfn_rb.transports.base import (
     Payload,
     SendHandle,
     Transport,
+    made,
 )
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ class LocalTransport(MailboxTransport):
         self.isend(payload, dest, tag)
 
     def _isend(self, parts: list[Part], nbytes: int, dest: int, tag: int) -> QueuedMessage:
-        message = QueuedMessage(self, self.rank, dest, tag, joined(parts, nbytes))
+        message = QueuedMessage(self, self.rank, dest, tag, joined(parts))
         with self._mailboxes.lock:  # the receiver must not close between the check and the put
             self.check_present(dest)
             self._mailboxes.put(message)
@@ -209,11 +209,6 @@ class LocalTransport(MailboxTransport):
             self._mailbox.clear()
 
 
-def joined(parts: Sequence[Part], nbytes: int) -> np.ndarray:
-    """Return a copy of buffers that amount to ``nbytes``, one after another."""
-    data = np.empty(nbytes, np.uint8)
-    view, end = data.data, 0
-    for part in parts:
-        start, end = end, end + part.nbytes
-        view[start:end] = part.make() if isinstance(part, LazyBuffer) else part
-    return data
+def joined(parts: Sequence[Part]) -> np.ndarray:
+    """Return a copy of buffers, one after another."""
+    return np.frombuffer(bytearray().join(map(made, parts)), np.uint8)
