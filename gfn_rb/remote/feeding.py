@@ -58,7 +58,7 @@ class ObjectIndex:
         # it was given to the rank.
         self.sent = np.zeros((n, n_ranks), bool, order="F")
         self.given = np.zeros((n, n_ranks), bool, order="F")
-        self.unread: dict[int, RowChanges] = {}  # by rank, rows read again since it looked
+        self.subscribers: dict[int, Subscriber] = {}  # by rank
         self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
@@ -67,6 +67,9 @@ class ObjectIndex:
         self._unused = np.arange(n - 1, -1, -1)  # a stack
         self._n_unused = n
         self.n_arrived = 0
+        generator = generator_of(rb)
+        on_cpu = generator is not None and generator.device.type == "cpu"  # as are the choices
+        self.generator = generator if on_cpu else None
         self.storage.attach(self)
 
     # Following the storage.
@@ -98,8 +101,8 @@ class ObjectIndex:
             self.number[emptied] = -1
             self.number[rows] = self._replace(left[left >= 0], objects)
         self._length, read = length, torch.from_numpy(rows)
-        for unread in self.unread.values():
-            unread.note(read, self.storage.max_size)
+        for each in self.subscribers.values():
+            each.changes.note(read, self.storage.max_size)
         return read
 
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
@@ -183,19 +186,26 @@ class ObjectIndex:
 
     # State.
 
+    def subscribe(self, rank: int, terms: Any) -> None:
+        """Feed a worker from now on."""
+        self.subscribers[rank] = Subscriber(rank, terms, self)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return, row by row, what the storage does not hold."""
+        """Return, row by row, what the storage does not hold, and the subscribers."""
         self.refresh()
         number = self.number[: length_of(self.storage)]
-        return {
+        rows = {
             "sent": torch.from_numpy(self.sent[number]),
             "given": torch.from_numpy(self.given[number]),
             "arrival": torch.from_numpy(self.arrival[number]),
             "n_arrived": self.n_arrived,
         }
+        terms = {str(rank): each.terms for rank, each in self.subscribers.items()}
+        return {"index": rows, "subscribers": terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from what :meth:`state_dict` returned, over a storage restored to that moment."""
+        state, subscribers = state["index"], state["subscribers"]
         n, came = length_of(self.storage), len(state["arrival"])
         if came != n:
             raise CheckpointMismatchError(f"index of {came} rows, expected {n} as are stored")
@@ -207,6 +217,9 @@ class ObjectIndex:
             column[number, :n_ranks] = saved.numpy()[:, :n_ranks]
         self.arrival[number] = state["arrival"].numpy()
         self.n_arrived = state["n_arrived"]
+        self.subscribers = {}
+        for rank, terms in subscribers.items():
+            self.subscribe(int(rank), {**terms, "fresh": False})
 
 
 def look_up(
@@ -243,45 +256,6 @@ def require_terms(quota: Any, policy: Any, own: Any) -> dict[str, Any]:
     return {"quota": quota, "policy": policy, "own": own}
 
 
-class Feeder:
-    """Feeds workers from a manager's buffer."""
-
-    def __init__(self, rb: ReplayBuffer | None, n_ranks: int) -> None:
-        self.index = None if rb is None else ObjectIndex(rb, n_ranks)
-        self.subscribers: dict[int, Subscriber] = {}
-        generator = None if rb is None else generator_of(rb)
-        on_cpu = generator is not None and generator.device.type == "cpu"  # as are the choices
-        self.generator = generator if on_cpu else None
-
-    def subscribe(self, rank: int, terms: Any) -> None:
-        """Feed a worker from now on."""
-        self.subscribers[rank] = Subscriber(rank, terms, self)
-
-    def next_for(self, rank: int, quota: int | None = None) -> TensorDictBase | None:
-        """Return the next rows for a worker, at most ``quota``; None without any."""
-        if quota == 0 or rank not in self.subscribers:
-            return None
-        subscriber = self.subscribers[rank]
-        most = subscriber.terms["quota"] if quota is None else min(quota, MAX_QUOTA)
-        return subscriber.next(most)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the record of objects and subscribers, without the buffer."""
-        return {
-            "index": None if self.index is None else self.index.state_dict(),
-            "subscribers": {str(rank): each.terms for rank, each in self.subscribers.items()},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from what :meth:`state_dict` returned, over a buffer restored to that moment."""
-        if self.index is not None and state["index"] is not None:
-            self.index.load_state_dict(state["index"])
-            self.subscribers = {
-                int(rank): Subscriber(int(rank), {**terms, "fresh": False}, self)
-                for rank, terms in state["subscribers"].items()
-            }
-
-
 class Subscriber:
     """A worker that a manager feeds, and the rows that it may be given next, in order.
 
@@ -289,33 +263,31 @@ class Subscriber:
     as long from a large buffer as from a small one.
     """
 
-    def __init__(self, rank: int, terms: Any, feeder: Feeder) -> None:
-        if (index := feeder.index) is None:
-            raise ArgumentError("this manager keeps no items, so that nobody can be fed from it")
+    def __init__(self, rank: int, terms: Any, index: ObjectIndex) -> None:
         if not isinstance(terms, Mapping):
             raise ArgumentError(f"subscription must be terms by name, got {terms!r:.80}")
         # Only the terms that are understood: they are saved, and others may be of any size.
         self.terms = require_terms(terms.get("quota"), terms.get("policy"), terms.get("own", False))
-        self.rank, self.policy = rank, self.terms["policy"]
-        n, self._index, self._generator = index.storage.max_size, index, feeder.generator
-        index.unread[rank] = self._changes = RowChanges()  # at first perhaps all
-        self._ranking: Order | Weights = Weights(n) if self.policy == "softmax" else Order(n)
+        self.rank, self._index, n = rank, index, index.storage.max_size
+        self.changes = RowChanges()  # of the index since the last reply, at first perhaps all
+        is_drawn = self.terms["policy"] == "softmax"
+        self._ranking: Order | Weights = Weights(n) if is_drawn else Order(n)
         if terms.get("fresh"):  # it starts anew, without the rows that it was given
             index.given[:, rank] = False
 
-    def next(self, quota: int) -> TensorDictBase | None:
-        """Return the next rows, and record that they were given."""
-        index = self._index
+    def next(self, quota: int | None = None) -> TensorDictBase | None:
+        """Return the next rows, at most ``quota`` or those of the terms; record them as given."""
+        index, most = self._index, self.terms["quota"] if quota is None else min(quota, MAX_QUOTA)
         if not index.storage.initialized:
             return None
         index.refresh()
-        length, changed = length_of(index.storage), self._changes.take()
+        length, changed = length_of(index.storage), self.changes.take()
         self._rank(
             np.arange(length)
             if changed is None
             else np.unique(changed[changed < length].numpy())  # others were emptied since
         )
-        picked = self._take(quota)
+        picked = self._take(most)
         index.given[index.number[picked], self.rank] = True
         return index.read(torch.from_numpy(picked)) if len(picked) else None
 
@@ -327,7 +299,7 @@ class Subscriber:
         if isinstance(self._ranking, Weights):
             self._ranking.update(torch.from_numpy(row), torch.from_numpy(log_reward))
             return
-        arrival, is_newest = index.arrival[index.number[row]], self.policy == "newest"
+        arrival, is_newest = index.arrival[index.number[row]], self.terms["policy"] == "newest"
         key = np.where(log_reward == -math.inf, math.inf, -arrival if is_newest else -log_reward)
         self._ranking.put(row, key, -arrival)
 
@@ -336,7 +308,7 @@ class Subscriber:
         taken, ranking = np.empty(0, np.int64), self._ranking
         while (left := n - len(taken)) > 0:
             if isinstance(ranking, Weights):
-                row = ranking.draw_distinct(left, self._generator)[0]
+                row = ranking.draw_distinct(left, self._index.generator)[0]
                 ranking.update(row, torch.full(row.shape, -math.inf))
                 found = row.numpy()
             else:

@@ -23,7 +23,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
-from gfn_rb.remote.feeding import Feeder
+from gfn_rb.remote.feeding import ObjectIndex
 from gfn_rb.remote.messages import (
     DATA_TAG,
     METADATA_TAG,
@@ -76,7 +76,7 @@ class MessageHandler:
         self._channel, self._score, self._baseline = channel, score, baseline
         self._workers = workers
         self._senders = {rank: SenderStatistics() for rank in workers}
-        self._feeder = Feeder(buffer, self.transport.size)
+        self._index = None if buffer is None else ObjectIndex(buffer, self.transport.size)
         self._watch = Stopwatch(PHASES)
         self._drops, self._below = drops_duplicates, below
         self._answered: dict[int, SendHandle] = {}  # the answer to each rank's last question
@@ -162,7 +162,11 @@ class MessageHandler:
             spoken = f"it speaks protocol {version!r:.80}"
             raise ArgumentError(f"{spoken}, this manager speaks {PROTOCOL}")
         if terms is not None:
-            self._feeder.subscribe(frame.source, terms)
+            if self._index is None:
+                raise ArgumentError(
+                    "this manager keeps no items, so that nobody can be fed from it"
+                )
+            self._index.subscribe(frame.source, terms)
         self._channel.learn_form(frame.source, frame.meta.get("rows"))
         answer: dict[str, Any] = {"protocol": PROTOCOL, "rows": self._channel.row_form}
         answer["baseline"] = self._baseline.value(self.buffer)
@@ -183,9 +187,10 @@ class MessageHandler:
         outcome, fed = "refused" if "refused" in outcomes else "cannot score", None
         try:
             answer["baseline"] = self._baseline.value(self.buffer)
-            if source in self._feeder.subscribers:
+            subscribers = {} if self._index is None else self._index.subscribers
+            if source in subscribers and quota != 0:
                 self._watch.switch("feed")
-                fed = self._feeder.next_for(source, quota)
+                fed = subscribers[source].next(quota)
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
         sender, n = self._senders[source], sum(outcomes.values())
@@ -218,7 +223,7 @@ class MessageHandler:
 
     def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
         """Offer rows to the buffer, and return their outcomes."""
-        index = self._feeder.index
+        index = self._index
         if self.buffer is None or index is None:
             return {"scored": n}
         if index.encoded is not None:

@@ -212,7 +212,7 @@ class ReplayBufferManager(MessageHandler):
             "capacity": 0 if self.buffer is None else self.buffer.storage.max_size,
             "baseline": self.baseline,
             "batches": self.batches,
-            "subscribers": sorted(self._feeder.subscribers),
+            "subscribers": sorted(self._index.subscribers) if self._index else [],
             "senders": {
                 str(rank): {**asdict(sender), **asdict(self._workers[rank])}
                 for rank, sender in self._senders.items()
@@ -224,7 +224,7 @@ class ReplayBufferManager(MessageHandler):
 
     def items(self) -> TensorDictBase | None:
         """Return the rows that the manager keeps; None without any."""
-        index = self._feeder.index
+        index = self._index
         if index is None or not index.storage.initialized:
             return None
         return index.read(torch.arange(len(index.storage)), self.transport.max_nbytes)
@@ -250,7 +250,7 @@ class ReplayBufferManager(MessageHandler):
         journal: Journal | None = getattr(self.buffer, "journal", None)
         self._batches_saved = self.batches  # what fails now is not tried again at each step
         state = {
-            "feeder": self._feeder.state_dict(),
+            "feeder": None if self._index is None else self._index.state_dict(),
             "baseline": self._baseline.state_dict(),
             "workers": self._workers.state_dict(),
             "senders": {str(rank): asdict(each) for rank, each in self._senders.items()},
@@ -288,9 +288,9 @@ class ReplayBufferManager(MessageHandler):
         # there has rows to add.
         goes_on = journal is not None and journal.continues(state.get("journal"))
         with journal.replaying() if journal is not None and goes_on else nullcontext():
-            if self.buffer is not None:
+            if self.buffer is not None and self._index is not None:
                 load_checkpoint(path, self.buffer, secret=self._secret)
-            self._feeder.load_state_dict(state["feeder"])
+                self._index.load_state_dict(state["feeder"])
             self._baseline.load_state_dict(state["baseline"])
             self._workers.load_state_dict(state["workers"])
             for rank in self._senders:

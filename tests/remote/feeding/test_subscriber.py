@@ -10,22 +10,22 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from gfn_rb import fifo_buffer
 from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import ArgumentError
-from gfn_rb.remote.feeding import Feeder, Subscriber
+from gfn_rb.remote.feeding import ObjectIndex, Subscriber
 
 
 def terms(quota=2, policy="top", own=False, fresh=True):
     return {"quota": quota, "policy": policy, "own": own, "fresh": fresh}
 
 
-def fed(feeder, quota=2):
-    rows = feeder.next_for(1, quota)
+def fed(index, quota=2):
+    rows = index.subscribers[1].next(quota)
     return [] if rows is None else rows["state"][:, 0].tolist()
 
 
 def subscribed(rb, **options):
-    feeder = Feeder(rb, 4)
-    feeder.subscribe(1, terms(**options))
-    return feeder
+    index = ObjectIndex(rb, 4)
+    index.subscribe(1, terms(**options))
+    return index
 
 
 values = st.integers(0, 30)
@@ -44,8 +44,8 @@ changes = st.one_of(
 @given(st.lists(st.tuples(changes, st.integers(0, 12)), max_size=12))
 def test_orders_agree_with_sorting(policy, changes):
     rb, held, sent, given = fifo_buffer(12), {}, set(), set()  # held: the reward and the arrival
-    feeder = subscribed(rb, policy=policy)
-    index, latest = feeder.index, -1
+    index = subscribed(rb, policy=policy)
+    latest = -1
     for (action, argument), quota in changes:
         if action == "empty":
             rb.empty()
@@ -63,7 +63,7 @@ def test_orders_agree_with_sorting(policy, changes):
             index.sent[index.find(objects_in(objects([argument]))), 1] = True
             sent.add(argument)
         elif action == "subscribe":
-            feeder.subscribe(1, terms(policy=policy, fresh=argument))
+            index.subscribe(1, terms(policy=policy, fresh=argument))
             given = set() if argument else given
         index.refresh()
         sent, given = sent & held.keys(), given & held.keys()
@@ -75,7 +75,7 @@ def test_orders_agree_with_sorting(policy, changes):
         to_give = [v for v in held.keys() - sent - given if held[v][0] > -math.inf]
         first = 0 if policy == "top" else 1
         expected = sorted(to_give, key=lambda v: held[v][first:], reverse=True)[:quota]
-        assert fed(feeder, quota) == expected
+        assert fed(index, quota) == expected
         given.update(expected)
 
 
@@ -84,34 +84,34 @@ def test_softmax_draws_have_their_law():
     rb = fifo_buffer(5)
     rb.set_rng(torch.Generator().manual_seed(0))
     rb.extend(objects(range(5), log_reward))
-    feeder = Feeder(rb, 4)
+    index = ObjectIndex(rb, 4)
     for _ in range(1500):
-        feeder.subscribe(1, terms(policy="softmax"))
-        counts[fed(feeder, 1)] += 1
+        index.subscribe(1, terms(policy="softmax"))
+        counts[fed(index, 1)] += 1
     assert chi_square_p(counts, torch.tensor(log_reward).softmax(0)) > 1e-3
-    feeder.subscribe(1, terms(policy="softmax"))
-    assert sorted(fed(feeder, 3) + fed(feeder, 3) + fed(feeder)) == [*range(5)]  # nothing twice
+    index.subscribe(1, terms(policy="softmax"))
+    assert sorted(fed(index, 3) + fed(index, 3) + fed(index)) == [*range(5)]  # nothing twice
 
 
 def test_only_changed_rows_are_ranked_again(monkeypatch):
     rb, ranked, rank = fifo_buffer(1000), [], Subscriber._rank
     rb.extend(objects(range(1000)))
-    feeder = subscribed(rb)
+    index = subscribed(rb)
     monkeypatch.setattr(
         Subscriber, "_rank", lambda self, row: ranked.append(len(row)) or rank(self, row)
     )
     for i in range(3):
-        fed(feeder, 4)
+        fed(index, 4)
         rb.extend(objects(range(1000 + 5 * i, 1005 + 5 * i)))
     assert ranked == [1000, 5, 5]
 
 
 def test_slots_that_a_buffer_stores_are_not_given():
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
-    feeder = subscribed(rb)
+    index = subscribed(rb)
     rb.extend(objects([3]).set("index", torch.zeros(1, dtype=torch.int64)))
     assert "index" in rb.storage._storage.keys()  # noqa: SIM118
-    assert set(feeder.next_for(1).keys()) == {"state", "log_reward"}
+    assert set(index.subscribers[1].next().keys()) == {"state", "log_reward"}
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_slots_that_a_buffer_stores_are_not_given():
 )
 def test_foreign_terms_are_not_believed(bad, message):
     with pytest.raises(ArgumentError, match=message):
-        Subscriber(1, bad, Feeder(fifo_buffer(6), 4))
+        Subscriber(1, bad, ObjectIndex(fifo_buffer(6), 4))

@@ -242,11 +242,11 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
         "take": (scene.manager._channel, "take"),
         "decode": ("gfn_rb.remote.channel.decode_frame",),
         "batch": (handler, "_handle_batch"),
-        "feed": (handler._feeder, "next_for"),
+        "feed": ("gfn_rb.remote.feeding.Subscriber.next",),
         "baseline": (handler._baseline, "value"),
-        "subscribe": (handler._feeder, "subscribe"),
+        "subscribe": (handler._index, "subscribe"),
         "metadata": (handler, "batches"),
-        "follow": (handler._feeder.index, "refresh"),
+        "follow": (handler._index, "refresh"),
     }[place]
     kind, meta, tag = Kind.ITEMS, {"id": 3}, DATA_TAG
     if place == "subscribe":
@@ -258,7 +258,7 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
     scene.hostile.link.send(0, tag, kind, meta, objects([1]))
     with monkeypatch.context() as patch:
         if place == "follow":  # which is looked up before rows are stored, and after
-            known = iter([scene.manager._feeder.index.refresh()])
+            known = iter([scene.manager._index.refresh()])
             patch.setattr(*target, lambda: next(known, None) if len(scene.rb) == 0 else broken())
         elif place != "metadata":
             patch.setattr(*target, broken)

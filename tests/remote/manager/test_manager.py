@@ -38,7 +38,7 @@ def test_an_object_kept_in_several_rows_is_one_to_those_it_was_sent_by_or_given_
     other.subscribe(quota=1)
     for sender, receiver, found in ((third, 2, [[7, 0]]), (third, 2, None), (one, 1, None)):
         assert sender.send(objects([7]), quota=0).meta["outcomes"]["stored"] == 1
-        fed = manager._feeder.next_for(receiver)
+        fed = manager._index.subscribers[receiver].next()
         assert (fed if fed is None else fed["state"].tolist()) == found
 
 

@@ -33,7 +33,7 @@ def test_a_manager_that_is_killed_has_every_row_that_it_answered_for(tmp_path):
     again.load()
     assert values_of(again.buffer) == values_of(manager.buffer)
     assert again.batches == 2  # which is as of its checkpoint
-    index = again._feeder.index
+    index = again._index
     index.refresh()
     assert index.sent[index.number[1:4], 1].all()  # of the rows that were saved
     assert not index.sent[index.number[4:8]].any()  # nobody knows who sent those that came later
