@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from gfn.containers import StatesContainer, Trajectories, Transitions
 from gfn.env import Env
+from gfn.utils.common import Timer
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data.replay_buffers.writers import Writer
@@ -27,6 +27,7 @@ from gfn_rb.interop.torchgfn.remote import (
 )
 from gfn_rb.interop.torchgfn.rows import GraphTable, RowStore, end_features, near_better, rows_of
 from gfn_rb.remote import BaselineFilter, Reply
+from gfn_rb.remote.worker import Mode
 from gfn_rb.shapes import Float
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -137,9 +138,8 @@ class ReplayBuffer:
         worker = self._worker()
         if worker is not None:
             self._check_sendable(training_container)
-        start = time.perf_counter()
-        self._local_add(training_container)
-        self._note("local_add", time.perf_counter() - start)
+        with Timer(self.timing_data, "local_add", self.timing):
+            self._local_add(training_container)
         if worker is None:
             return None
         self._n_adds += 1
@@ -185,11 +185,10 @@ class ReplayBuffer:
         if not len(self):
             raise ValueError("Buffer is empty")
         n_samples = as_count("n_samples", n_samples, 0)
-        start, rows = time.perf_counter(), self._rows
+        rows = self._rows
         draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
-        drawn = rows.at(draw(n_samples))
-        self._note("sample", time.perf_counter() - start)
-        return drawn
+        with Timer(self.timing_data, "sample", self.timing):
+            return rows.at(draw(n_samples))
 
     @property
     def training_container(self) -> Any:
@@ -340,25 +339,21 @@ class ReplayBuffer:
     def _send(self, container: Any, worker: SharedWorker) -> None:
         self.pending_container = None
         worker.waiting.discard(self)
-        start, known = time.perf_counter(), worker.statistics
+        times, known = self.timing_data, worker.statistics
         before = known.seconds_sending, known.seconds_blocked
-        rows: Any = rows_of(container)
-        if self.scoring_only:
-            rows = reduce_to_states(rows)
-        self._note("serialize_objs", time.perf_counter() - start)
-        worker.send(
-            rows,
-            self._replies,
-            "nonblocking" if self.async_comm else "deferred" if self.async_score else "awaited",
-            self._filter if self.baseline_filtering else None,
-        )
-        self._note("send_data", known.seconds_sending - before[0])
-        self._note("recv_score", known.seconds_blocked - before[1])
-        self._note("send_objs", time.perf_counter() - start)
-
-    def _note(self, name: str, seconds: float) -> None:
+        with Timer(times, "send_objs", self.timing):
+            with Timer(times, "serialize_objs", self.timing):
+                rows: Any = rows_of(container)
+                if self.scoring_only:
+                    rows = reduce_to_states(rows)
+            mode: Mode = "deferred" if self.async_score else "awaited"
+            mode = "nonblocking" if self.async_comm else mode
+            worker.send(
+                rows, self._replies, mode, self._filter if self.baseline_filtering else None
+            )
         if self.timing:
-            self.timing_data.setdefault(name, []).append(seconds)
+            times.setdefault("send_data", []).append(known.seconds_sending - before[0])
+            times.setdefault("recv_score", []).append(known.seconds_blocked - before[1])
 
 
 class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):

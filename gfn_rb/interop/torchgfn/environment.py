@@ -205,20 +205,15 @@ def adapt_env(
     name = type(env).__name__
     try:
         adapted = TorchGFNEnv(env, preprocessor, max_length)
-        check_adapted(adapted)
+        longest, limit = _steady_walks(adapted), adapted.max_length
+        if limit == UNKNOWN_LENGTH:
+            adapted.max_length = longest
+        check_env(adapted)
+        adapted.max_length = limit
     except Exception as error:  # a foreign environment may raise anything
         kind = "" if isinstance(error, ArgumentError) else f"{type(error).__name__}: "
         raise ArgumentError(f"env of class {name} cannot be adapted: {kind}{error}") from error
     return adapted
-
-
-def check_adapted(env: TorchGFNEnv) -> None:
-    """Raise unless an environment keeps its promises on some random walks."""
-    longest, limit = _steady_walks(env), env.max_length
-    if limit == UNKNOWN_LENGTH:
-        env.max_length = longest
-    check_env(env)
-    env.max_length = limit
 
 
 def _steady_walks(env: TorchGFNEnv) -> int:

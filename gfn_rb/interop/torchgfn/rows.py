@@ -25,19 +25,17 @@ from gfn_rb.torchrl_compat import all_slots, given_log_rewards, new_tensordict, 
 from gfn_rb.writers import RewardPrioritizedWriter
 
 
-class GraphTable:
+class GraphTable(dict[int, Any]):
     """Graphs by number: rows hold the numbers. Unknown numbers, and -1, mean the sink graph."""
 
     def __init__(self, env: Env) -> None:
-        self._sink, self._graphs, self._next = env.sf, dict[int, Any](), 0
-
-    def __len__(self) -> int:
-        return len(self._graphs)
+        super().__init__()
+        self._sink, self._next = env.sf, 0
 
     def numbers(self, graphs: np.ndarray) -> Int64[Tensor, "..."]:
         """Return new numbers for an array of graphs, in its shape."""
         number = np.arange(self._next, self._next + graphs.size)
-        self._graphs.update(zip(number.tolist(), graphs.flat, strict=True))
+        self.update(zip(number.tolist(), graphs.flat, strict=True))
         self._next += graphs.size
         return torch.from_numpy(number.reshape(graphs.shape))
 
@@ -45,12 +43,13 @@ class GraphTable:
         """Return the graphs of an array of numbers, in its shape."""
         found = np.empty(numbers.numel(), dtype=object)
         for place, number in enumerate(numbers.flatten().tolist()):
-            found[place] = self._graphs.get(number, self._sink)  # NumPy would look into a list
+            found[place] = self.get(number, self._sink)  # NumPy would look into a list
         return found.reshape(tuple(numbers.shape))
 
     def keep(self, numbers: Int64[Tensor, "m"]) -> None:
         """Forget all graphs except those with these numbers."""
-        self._graphs = {i: self._graphs[i] for i in numbers.tolist() if i in self._graphs}
+        for forgotten in self.keys() - {*numbers.tolist()}:
+            del self[forgotten]
 
 
 def rows_of(container: Any, graphs: GraphTable | None = None) -> TensorDict:
@@ -91,21 +90,30 @@ def container_of(rows: Rows, env: Env, graphs: GraphTable | None = None) -> Any:
         env: the environment of torchgfn's that they are of.
         graphs: what :func:`rows_of` filed graphs in.
     """
-    log_reward, held = rows.get(keys.LOG_REWARD), set(rows.keys())
-    known = None if bool(log_reward.isnan().any()) else log_reward
-    common: dict[str, Any] = {"env": env, "log_rewards": known}
-    if keys.LENGTH in held:
-        return _trajectories(rows, common, graphs)
-    common["states"] = _states(env, rows.get(keys.STATE), rows.get(keys.CONDITION, None), graphs)
-    if keys.ACTION not in held:
-        return StatesContainer(is_terminating=rows.get(keys.IS_TERMINATING), **common)
-    return Transitions(
-        actions=_actions(env, rows.get(keys.ACTION)),
-        next_states=_states(env, rows.get(keys.NEXT_STATE), rows.get(keys.CONDITION, None), graphs),
-        is_terminating=rows.get(keys.NEXT_DONE).squeeze(1),
-        is_backward=keys.IS_BACKWARD in held,
-        **common,
+    log_reward, length = rows.get(keys.LOG_REWARD), rows.get(keys.LENGTH, None)
+    state, action, condition = (
+        rows.get(key, None) for key in (keys.STATE, keys.ACTION, keys.CONDITION)
     )
+    common: dict[str, Any] = {
+        "env": env,
+        "log_rewards": None if bool(log_reward.isnan().any()) else log_reward,
+    }
+    if length is not None:
+        n_steps = int(length.max()) if len(length) else 0
+        state = state[:, : n_steps + 1].transpose(0, 1).contiguous()
+        action = action[:, :n_steps].transpose(0, 1).contiguous()
+        if condition is not None:
+            condition = condition.expand(n_steps + 1, *condition.shape).contiguous()
+    common["states"] = _states(env, state, condition, graphs)
+    if action is None:
+        return StatesContainer(is_terminating=rows.get(keys.IS_TERMINATING), **common)
+    common["actions"] = env.actions_from_tensor(action[..., None] if env.is_discrete else action)
+    common["is_backward"] = rows.get(keys.IS_BACKWARD, None) is not None
+    if length is not None:
+        return Trajectories(terminating_idx=length, **common)
+    after = _states(env, rows.get(keys.NEXT_STATE), condition, graphs)
+    is_done = rows.get(keys.NEXT_DONE).squeeze(1)
+    return Transitions(next_states=after, is_terminating=is_done, **common)
 
 
 def padded(rows: TensorDict, n_steps: int, env: Env) -> TensorDict:
@@ -153,26 +161,6 @@ def _plain(container: Any) -> Tensor:
     """Return actions, discrete ones without a last dimension of one."""
     action = container.actions.tensor
     return action.squeeze(-1) if container.env.is_discrete else action
-
-
-def _trajectories(rows: Rows, common: dict[str, Any], graphs: GraphTable | None) -> Trajectories:
-    env, length, condition = common["env"], rows.get(keys.LENGTH), rows.get(keys.CONDITION, None)
-    n_steps = int(length.max()) if len(length) else 0
-    state = rows.get(keys.STATE)[:, : n_steps + 1].transpose(0, 1).contiguous()
-    action = rows.get(keys.ACTION)[:, :n_steps].transpose(0, 1).contiguous()
-    if condition is not None:
-        condition = condition.expand(n_steps + 1, *condition.shape).contiguous()
-    return Trajectories(
-        states=_states(env, state, condition, graphs),
-        actions=_actions(env, action),
-        terminating_idx=length,
-        is_backward=rows.get(keys.IS_BACKWARD, None) is not None,
-        **common,
-    )
-
-
-def _actions(env: Env, action: Tensor) -> Any:
-    return env.actions_from_tensor(action[..., None] if env.is_discrete else action)
 
 
 def _states(env: Env, state: Tensor, condition: Tensor | None, graphs: GraphTable | None) -> Any:

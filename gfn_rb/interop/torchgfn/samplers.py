@@ -21,8 +21,8 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.environment import (
     UNKNOWN_LENGTH,
     TorchGFNEnv,
+    adapt_env,
     adapt_estimator,
-    check_adapted,
 )
 from gfn_rb.interop.torchgfn.rows import container_of
 from gfn_rb.rollout.categorical import exploration_from
@@ -250,12 +250,10 @@ def _adapted(env: Env) -> TorchGFNEnv | None:
     try:
         if torch.device(env.device).type != "cpu":
             raise ArgumentError(f"env must be on the CPU, got {env.device}")
-        adapted = TorchGFNEnv(env, None, UNKNOWN_LENGTH)
-        check_adapted(adapted)
-    except Exception as error:  # a foreign environment may raise anything
+        return adapt_env(env, max_length=UNKNOWN_LENGTH)
+    except ArgumentError as error:
         log.info("torchgfn's own code samples %s: %s", type(env).__name__, error)
         return None
-    return adapted
 
 
 def _container(rows: containers.Trajectories, env: Env) -> Trajectories:
