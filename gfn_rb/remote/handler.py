@@ -129,9 +129,7 @@ class MessageHandler:
             raise ArgumentError("it has not taken the answer to its last question")
         answer = self._queries[frame.kind]()
         rows = answer.pop("rows", None)
-        sent = self._reply(frame, Kind(frame.kind), answer, rows)
-        if sent is not None:
-            self._answered[frame.source] = sent
+        self._reply(frame, Kind(frame.kind), answer, rows)
 
     def _unread_answer(self, rank: int) -> int:
         """Return the size of the answer to a rank's last question, 0 once it has been read."""
@@ -263,21 +261,23 @@ class MessageHandler:
         meta: dict[str, Any],
         rows: TensorDictBase | None = None,
         scores: TensorDictBase | None = None,
-    ) -> SendHandle | None:
-        """Reply to a message, and return the handle of the reply.
+    ) -> None:
+        """Reply to a message.
 
         A manager that waited would be as slow as its slowest worker, and one that queued without a
         limit would run out of memory: a rank that leaves too many replies unread is lost.
         """
-        dest, sent = frame.source, None
+        dest = frame.source
         try:
             unread, nbytes = self._channel.in_flight(dest)
             nbytes -= self._unread_answer(dest)
             if unread > MAX_UNREAD or nbytes > MAX_UNREAD_NBYTES:
-                return None
+                return
             self._watch.switch("reply")
             sent = self._channel.send(dest, frame.tag, kind, meta, rows, scores)
-            if unread == MAX_UNREAD or nbytes + sent.nbytes > MAX_UNREAD_NBYTES:
+            if kind in self._queries:
+                self._answered[dest] = sent
+            elif unread == MAX_UNREAD or nbytes + sent.nbytes > MAX_UNREAD_NBYTES:
                 left = f"{MAX_UNREAD} answers or {MAX_UNREAD_NBYTES} bytes of them"
                 self._lose(dest, f"it has left {left} unread")
         except PeerLostError as error:
@@ -289,7 +289,6 @@ class MessageHandler:
                 self._refuse(frame, TransportError(f"the answer cannot be sent: {error}"))
             else:
                 self._log(frame, error, "cannot refuse")
-        return sent
 
     def _refuse(self, frame: ReceivedFrame, why: Exception) -> None:
         """Refuse a message: log the reason, and reply with it and the message's id."""

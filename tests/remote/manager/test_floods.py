@@ -78,6 +78,15 @@ def test_who_asks_for_all_rows_takes_the_answer_before_asking_again(tmp_path):
         assert flood.hostile.receive().kind == Kind.HELD
 
 
+def test_a_worker_that_asks_for_all_rows_is_not_lost_for_their_size(tmp_path, monkeypatch):
+    flood = Flood(tmp_path)
+    monkeypatch.setattr("gfn_rb.remote.handler.MAX_UNREAD_NBYTES", 100)
+    flood.honest.send(0, METADATA_TAG, Kind.HELD)
+    flood.settle()
+    assert flood.honest.receive().kind == Kind.HELD
+    assert flood.manager._workers.lost == {}
+
+
 @pytest.mark.parametrize(("name", "bound"), [("MAX_UNREAD", 20), ("MAX_UNREAD_NBYTES", 50_000)])
 def test_who_leaves_answers_unread_is_lost_and_sent_no_more(name, bound, monkeypatch, caplog):
     monkeypatch.setattr(f"gfn_rb.remote.handler.{name}", bound)
