@@ -195,19 +195,18 @@ def resolved(path: Any) -> Path:
     """Return a path with its links resolved; refuse others' links where everybody may write."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
         raise ArgumentError(f"path must be a path to a file, got {kind_of(path)}")
+    given, stranger = Path(os.fsdecode(name)), None
     try:
-        if (given := Path(os.fsdecode(name))).is_symlink():
+        if given.is_symlink():
             folder, owner = os.stat(given.parent), given.lstat().st_uid
             is_open = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH  # as /tmp is
-            if is_open and owner not in (os.geteuid(), folder.st_uid):
-                raise CheckpointError(
-                    f"path {path} is a link of user {owner} in a folder of everybody"
-                )
-        return given.resolve()
-    except CheckpointError:
-        raise
+            stranger = owner if is_open and owner not in (os.geteuid(), folder.st_uid) else None
+        found = given.resolve()
     except (OSError, RuntimeError) as error:  # the latter of links, up to Python 3.12
         raise CheckpointError(f"path {path} leads nowhere: {one_line(error)}") from None
+    if stranger is not None:
+        raise CheckpointError(f"path {path} is a link of user {stranger} in a folder of everybody")
+    return found
 
 
 def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str, Any]:

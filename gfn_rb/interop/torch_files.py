@@ -22,14 +22,13 @@ def read_torch_file(
     try:
         with zipfile.ZipFile(path) as archive:
             # torch.save stores entries as they are. A compressed one may take any amount of memory.
-            if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
-                raise CheckpointError(f"{fspath(path)} must not be compressed, got packed entries")
-        content = torch.load(path, weights_only=True, map_location=device)
-    except CheckpointError:
-        raise
+            is_plain = {each.compress_type for each in archive.infolist()} <= {zipfile.ZIP_STORED}
+        content = torch.load(path, weights_only=True, map_location=device) if is_plain else None
     except Exception as error:  # torch raises five classes of errors for damaged files
         why = str(error).partition("\n")[0]
         raise CheckpointError(f"cannot read {fspath(path)}: {why}") from error
+    if not is_plain:
+        raise CheckpointError(f"{fspath(path)} must not be compressed, got packed entries")
     if not isinstance(content, dict):
         raise CheckpointError(
             f"{fspath(path)} must contain a dictionary, got a {type(content).__name__}"
