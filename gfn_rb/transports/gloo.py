@@ -139,7 +139,6 @@ class PeerConnection:
         self._peer = peer
         self._socket = connected
         self._n_outgoing = 0
-        self._untaken: list[QueuedMessage] = []
         self._sending = threading.Lock()  # the bytes of one message follow each other
 
     def send(self, message: QueuedMessage, parts: list[Part]) -> None:
@@ -203,14 +202,12 @@ class PeerConnection:
         )
         data = np.empty(nbytes, np.uint8)
         self._receive(data.data)
-        message = QueuedMessage(here, self._peer, here.rank, tag, data)
-        self._untaken.append(message)
-        return message
+        return QueuedMessage(here, self._peer, here.rank, tag, data)
 
     def _has_room(self, nbytes: int) -> bool:
         """Return whether the untaken messages of this peer leave room for more."""
-        self._untaken = [message for message in self._untaken if not message.delivered]
-        held = sum(message.nbytes for message in self._untaken)
+        untaken = self._transport._mailbox.get(self._peer, ())
+        held = sum([message.data.nbytes for message in untaken])
         return held + nbytes <= self._transport.max_nbytes
 
     def _receive(self, place: memoryview) -> None:
