@@ -61,7 +61,7 @@ class Baseline:
         """
         self._n_written += n_stored
         finite = log_reward[log_reward.isfinite()]
-        if len(finite):
+        if finite.numel():
             lowest, alpha, mean = float(finite.min()), self.alpha, self._mean
             self._mean = lowest if mean is None else alpha * lowest + (1 - alpha) * mean
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -104,13 +103,8 @@ class ManagerClient:
 
         It is the lowest baseline of the managers, once each of them has one.
         """
-        lowest = math.inf
-        for rank in self.membership.present:
-            baseline = self._baselines.get(rank)
-            if baseline is None:
-                return None
-            lowest = min(lowest, baseline)
-        return lowest if lowest < math.inf else None
+        known: list[Any] = [*map(self._baselines.get, self.membership.present)]
+        return None if None in known else min(known, default=None)
 
     @property
     def unanswered(self) -> int:

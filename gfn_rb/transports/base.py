@@ -32,11 +32,6 @@ MAX_NBYTES = 1 << 30
 TIMEOUT = 60.0
 
 
-def made(part: Part) -> bytes | memoryview:
-    """Return the bytes of a part."""
-    return part.make() if isinstance(part, LazyBuffer) else part
-
-
 class Envelope(NamedTuple):
     """Source, tag and size in bytes of a message, known before it is received."""
 

@@ -22,8 +22,9 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 import numpy as np
 import torch.distributed as dist
 
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError
-from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout, made
+from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Part, checked_timeout
 from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage, joined
 
 _HEAD = struct.Struct("<qq")  # bytes and tag of a message
@@ -144,7 +145,8 @@ class PeerConnection:
     def send(self, message: QueuedMessage, parts: list[Part]) -> None:
         """Begin to send a message."""
         left = [memoryview(_HEAD.pack(message.nbytes, message.envelope.tag))]
-        left += [memoryview(made(part)) for part in parts]
+        for part in parts:
+            left.append(memoryview(part.make()) if isinstance(part, LazyBuffer) else part)
         if len(left) > _MOST_BUFFERS:
             left = [memoryview(b"".join(left))]
         with self._sending:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from gfn_rb.arguments import as_count, require_kind
+from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import PeerLostError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
@@ -20,7 +21,6 @@ from gfn_rb.transports.base import (
     Payload,
     SendHandle,
     Transport,
-    made,
 )
 
 T = TypeVar("T")
@@ -211,4 +211,7 @@ class LocalTransport(MailboxTransport):
 
 def joined(parts: Sequence[Part]) -> np.ndarray:
     """Return a copy of buffers, one after another."""
-    return np.frombuffer(bytearray().join(map(made, parts)), np.uint8)
+    contents = []
+    for part in parts:
+        contents.append(part.make() if isinstance(part, LazyBuffer) else part)
+    return np.frombuffer(bytearray().join(contents), np.uint8)

@@ -21,7 +21,6 @@ from gfn_rb.transports.base import (
     Part,
     SendHandle,
     Transport,
-    made,
     polled,
 )
 from gfn_rb.transports.launch import is_fault_tolerant
@@ -126,7 +125,7 @@ class MPITransport(Transport):
         # looked for to complete the oldest message of these alone.
         send.start(self._heads, memoryview(head), tag + 1)
         for part in rest:
-            content = memoryview(made(part))
+            content = memoryview(_made(part))
             for start in range(0, len(content), _CHUNK):
                 send.start(self._bodies, content[start : start + _CHUNK], tag + 1)
         return send
@@ -393,7 +392,11 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, Sequence[Part]]:
     n_inline = len(parts)
     if nbytes > WHOLE:
         n_inline = int(parts[0].nbytes < SMALL and not isinstance(parts[0], LazyBuffer))
-    return b"".join([PREAMBLE.pack(nbytes), *map(made, parts[:n_inline])]), parts[n_inline:]
+    return b"".join([PREAMBLE.pack(nbytes), *map(_made, parts[:n_inline])]), parts[n_inline:]
+
+
+def _made(part: Part) -> bytes | memoryview:
+    return part.make() if isinstance(part, LazyBuffer) else part
 
 
 def _hosts(mpi: ModuleType, comm: Any) -> list[str]:
