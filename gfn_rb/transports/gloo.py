@@ -208,7 +208,7 @@ class PeerConnection:
 
     def _has_room(self, nbytes: int) -> bool:
         """Return whether the untaken messages of this peer leave room for more."""
-        untaken = self._transport._mailbox.get(self._peer, ())
+        untaken = self._mailboxes.of[self._transport.rank].get(self._peer, ())
         held = sum([message.data.nbytes for message in untaken])
         return held + nbytes <= self._transport.max_nbytes
 

@@ -112,7 +112,7 @@ class ReplayBuffer:
         self._filter = BaselineFilter(baseline_refresh_after)
         self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
         self._kind: Any = None  # of containers; None before the first
-        self._rows = self._store()
+        self.rows = self._store()
         if remote_manager_rank is not None:
             as_count("remote_manager_rank", remote_manager_rank, 0)
             require_sendable(env)
@@ -185,7 +185,7 @@ class ReplayBuffer:
         if not len(self):
             raise ValueError("Buffer is empty")
         n_samples = as_count("n_samples", n_samples, 0)
-        rows = self._rows
+        rows = self.rows
         draw = rows.draw_by_reward if self.prioritized_sampling else rows.draw_distinct
         with Timer(self.timing_data, "sample", self.timing):
             return rows.at(draw(n_samples))
@@ -195,7 +195,7 @@ class ReplayBuffer:
         """All items as one torchgfn container, in its order; None before the first add."""
         if self._kind is None or not len(self):
             return None if self._kind is None else self._kind(self.env)
-        return self._rows.at(self._rows.in_order())
+        return self.rows.at(self.rows.in_order())
 
     @training_container.setter
     def training_container(self, container: Any) -> None:
@@ -204,7 +204,7 @@ class ReplayBuffer:
             kind = type(self.initialize(container))
             _require_log_rewards(container, self.prioritized_capacity)
             rows.extend(rows_of(container, self._graphs))
-        self._rows, self._kind = rows, kind
+        self.rows, self._kind = rows, kind
 
     @property
     def capacity(self) -> int:
@@ -215,7 +215,7 @@ class ReplayBuffer:
     def log_rewards(self) -> Float[Tensor, "n"]:
         """The log-rewards of all items, in any order; there must be at least one item."""
         assert len(self), "Buffer is empty, it has no log-rewards!"
-        return self._rows.log_rewards()
+        return self.rows.log_rewards()
 
     @property
     def device(self) -> torch.device:
@@ -272,7 +272,7 @@ class ReplayBuffer:
         return "\n".join([*lines, ""])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __repr__(self) -> str:
         kind = "empty" if self._kind is None else self._kind.__name__
@@ -295,7 +295,7 @@ class ReplayBuffer:
             return
         if self.prioritized_capacity or self.prioritized_sampling:
             _require_log_rewards(training_container, self.prioritized_capacity)
-        self._rows.extend(self._chosen(rows_of(training_container, self._graphs)))
+        self.rows.extend(self._chosen(rows_of(training_container, self._graphs)))
 
     def _writer(self) -> Writer:
         return RewardPrioritizedWriter() if self.prioritized_capacity else FIFOWriter()

@@ -213,4 +213,4 @@ class _KeptBaseline(Baseline):
     def value(self, rb: object) -> float | None:
         """Return the baseline, None if nothing is known."""
         self._n_written = math.inf  # nobody counts the rows that torchgfn's buffer takes
-        return super().value(self._buffer._rows.rb)
+        return super().value(self._buffer.rows.rb)
