@@ -86,7 +86,9 @@ class RaggedStorage(EncodedStorage):
         require_kind("ragged", ragged, Mapping)
         self.page_size = None if page_size is None else as_count("page_size", page_size)
         self._limit, self._groups = groups_of(ragged)
+        # Of each entry that differs in length, the entry whose lengths it has.
         self.ragged = {name: key for key, group in self._groups.items() for name in group}
+        # Of each entry of a content that holds such values, the entry of the lengths.
         self.lengths_in_content = {
             key_path(_within(name, _VALUES)): key_path(_within(key, _LENGTH))
             for name, key in self.ragged.items()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +19,7 @@ from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import KeepsArguments
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.keys import ACTION, LENGTH
-from gfn_rb.shapes import Int64, Rows
+from gfn_rb.shapes import Int64
 
 _TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")
@@ -51,18 +50,13 @@ def require_same_entries(
     )
 
 
-def require_columns(storage: Storage) -> None:
-    """Raise unless a storage holds each entry of all rows as one tensor."""
+def require_rows(storage: Storage) -> None:
+    """Raise unless a storage holds each entry of all rows as one tensor, one slot per item."""
     if not isinstance(storage, TensorStorage):
         raise ShapeError(
             f"storage must hold columns of tensors, as a TensorStorage does, got a "
             f"{type(storage).__name__}: a RaggedStorage holds rows of several lengths and text"
         )
-
-
-def require_rows(storage: Storage) -> None:
-    """Raise unless a storage holds columns and has one slot per item."""
-    require_columns(storage)
     if storage.ndim != 1:
         raise ShapeError(
             f"storage must have ndim=1, got ndim={storage.ndim}: a slot would hold several items, "
@@ -150,44 +144,19 @@ class RowTensorStorage(RowAccess, LazyTensorStorage):
 
 
 class EncodedStorage(KeepsArguments, RowTensorStorage):
-    """A storage whose columns encode its rows, which are read and written through its methods."""
+    """A storage whose columns encode its rows: a ``RaggedStorage``, which few programs import."""
 
     ragged: dict[NestedKey, NestedKey]
-    """Entries that differ in length, and of each the entry whose lengths it has."""
     lengths_in_content: dict[str, str]
-    """Entries of :meth:`content` that hold such values, and of each the entry of the lengths."""
-
-    @abstractmethod
-    def hashes(self, data: Rows, name: NestedKey) -> Int64[Tensor, "n 2"]:
-        """Return integers of each row, equal exactly where an entry among :attr:`ragged` is."""
-
-    @abstractmethod
-    def padded(self, data: Rows) -> TensorDictBase:
-        """Return rows as writers handle them, checked against what is stored."""
-
-    @abstractmethod
-    def encoded(self, rows: TensorDictBase, slot: Int64[Tensor, "n"]) -> TensorDictBase:
-        """Return the columns of rows that :meth:`padded` returned, to be written to slots next."""
-
-    @abstractmethod
-    def padded_rows(self, index: Any) -> TensorDictBase:
-        """Return rows as :meth:`padded` returns them; ``get`` decodes their texts."""
-
-    @abstractmethod
-    def blocks(self) -> Iterator[TensorDictBase]:
-        """Yield all rows in use as :meth:`padded` returns them, some at a time."""
-
-    @abstractmethod
-    def content(self, slot: Int64[Tensor, "n"] | None = None) -> dict[str, Tensor]:
-        """Return rows, by default all, as flat tensors, which need not be of one length."""
-
-    @abstractmethod
-    def check_content(self, content: Mapping[str, Tensor]) -> int:
-        """Return the number of rows of a content, or raise unless it fits."""
-
-    @abstractmethod
-    def restore(self, content: Mapping[str, Tensor]) -> None:
-        """Replace all rows by what :meth:`content` returned."""
+    # Its methods, which :class:`~gfn_rb.RaggedStorage` documents.
+    padded: Callable[..., TensorDictBase]
+    padded_rows: Callable[..., TensorDictBase]
+    encoded: Callable[..., TensorDictBase]
+    blocks: Callable[..., Iterator[TensorDictBase]]
+    hashes: Callable[..., Tensor]
+    content: Callable[..., dict[str, Tensor]]
+    check_content: Callable[..., int]
+    restore: Callable[..., None]
 
 
 def _is_vector(index: Any) -> bool:

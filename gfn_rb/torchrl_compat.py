@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict, is_tensor_collection
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 from torchrl.data.replay_buffers.samplers import Sampler, SamplerEnsemble
 from torchrl.data.replay_buffers.storages import (
@@ -94,11 +94,6 @@ def as_plain(tensor: Tensor) -> Tensor:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
-
-
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to each leaf of nested containers (``torch.utils._pytree.tree_map``)."""
-    return tree_map(function, tree)
 
 
 def leaves_of(tree: Any) -> list[Tensor]:

@@ -8,10 +8,10 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
-from torchrl.data.replay_buffers.writers import RoundRobinWriter, TensorDictRoundRobinWriter
+from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import KeepsArguments, require_choice, require_flag
+from gfn_rb.arguments import KeepsArguments, kind_of, require_choice, require_flag
 from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX
@@ -24,7 +24,7 @@ from gfn_rb.sharing import (
     write_whole,
 )
 from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import is_laid_out, require_columns, storage_device
+from gfn_rb.storages import is_laid_out, require_rows, storage_device
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
@@ -33,7 +33,6 @@ from gfn_rb.writers.rows import (
     carry_out,
     check_slots,
     copies_from,
-    detached,
     finish_write,
     one_batch,
 )
@@ -95,41 +94,23 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         self._layout = RowLayout(DRAWN - {INDEX})  # which is stored, as by the one it extends
 
     def register_storage(self, storage: Storage) -> None:
-        """Attach the storage to write to, a ``TensorStorage``."""
-        require_columns(storage)
+        """Attach the storage to write to, a one-dimensional ``TensorStorage``."""
+        require_rows(storage)
         super().register_storage(storage)
         if self.tracks_generations:
             compat.track_slot_generations(storage)  # in shared memory, which TorchRL's is not
         share_writes(storage, self)
 
-    def add(self, data: Rows) -> int | Tensor:
-        """Write one item.
-
-        Args:
-            data: item of batch size [], or several dimensions if the storage has them.
-
-        Raises:
-            KeyMismatchError: keys are missing or unknown to the storage.
-            ShapeError: an entry has another shape or dtype than the stored one.
-        """
-        with one_write(self._storage, self):
-            if not _are_rows(data):
-                self._record(1)
-                return RoundRobinWriter.add(self, detached(data))
-            self._line_up()
-            data = self._checked(data)
-            self._record(1)
-            if not is_laid_out(self._storage):
-                self._lay_out(data)
-            return super().add(self._on_storage_device(data))
+    def add(self, data: Rows) -> int:
+        """Write one item, batch size [], and return its slot; raises as :meth:`extend` does."""
+        return int(self.extend(data.unsqueeze(0) if hasattr(data, "batch_size") else data)[0])
 
     @compat.outside_graph
     def extend(self, data: Rows) -> Tensor:
         """Write a batch over the oldest items.
 
         Args:
-            data: batch size [n]. Also allowed, without checks: a tensor, a tree of tensors or a
-                list of rows, as ``RoundRobinWriter`` accepts them.
+            data: batch size [n].
 
         Returns:
             One slot per row; none for an empty batch.
@@ -138,37 +119,29 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             KeyMismatchError: keys are missing or unknown to the storage.
             ShapeError: an entry has another shape or dtype than the stored one.
         """
-        with one_write(self._storage, self):
-            if not _are_rows(data):
-                is_tree = isinstance(data, (dict, tuple))
-                self._record(len(compat.leaves_of(data)[0] if is_tree else data))
-                return RoundRobinWriter.extend(self, detached(data))
-            if not data.batch_size:
-                raise ShapeError("data must have batch size [n], one entry per item, got []")
-            if not data.shape[0]:
-                return torch.empty(0, dtype=torch.int64)
-            return self._extend(data)
-
-    def _extend(self, data: Rows) -> Tensor:
-        self._line_up()
-        storage, n = self._storage, data.shape[0]
-        if isinstance(data, LazyStackedTensorDict):
+        storage = self._storage
+        if isinstance(data, (list, LazyStackedTensorDict)):
             data = one_batch(data, storage)
-        data = self._layout.check(data, storage)
-        if not is_laid_out(storage):
-            self._lay_out(data[0])
-        slot = torch.arange(self._cursor, self._cursor + n) % storage.max_size
-        # Of several rows for one slot, a device might keep any: those that would go are left out.
-        n_over = max(n - storage.max_size, 0) if storage.ndim == 1 else 0
-        if n_over:
-            data, self._cursor = data[n_over:], int(slot[n_over])
-            self._write_count += n_over
-        has_index = compat.entry_of(compat.all_slots(storage), INDEX) is not None
-        if storage.ndim == 1 and has_index:
-            index = self._write(data, slot[n_over:] if n_over else slot)
-        else:
-            self._record(n - n_over)
-            index = super().extend(self._on_storage_device(data))
+        if not getattr(data, "batch_size", ()):
+            came = [] if hasattr(data, "batch_size") else kind_of(data)
+            raise ShapeError(f"data must have batch size [n], one entry per item, got {came}")
+        if not (n := data.shape[0]):
+            return torch.empty(0, dtype=torch.int64)
+        with one_write(storage, self):
+            self._line_up()
+            data = self._layout.check(data, storage)
+            if not is_laid_out(storage):
+                self._lay_out(data[0])
+            slot = torch.arange(self._cursor, self._cursor + n) % storage.max_size
+            # Of several rows for one slot, a device might keep any: those that go are left out.
+            if n_over := max(n - storage.max_size, 0):
+                data, self._cursor = data[n_over:], int(slot[n_over])
+                self._write_count += n_over
+            if compat.entry_of(compat.all_slots(storage), INDEX) is not None:
+                index = self._write(data, slot[n_over:] if n_over else slot)
+            else:  # others laid the storage out
+                record_slots(storage, slot[n_over:])
+                index = super().extend(self._on_storage_device(data))
         return slot.to(index.device) if n_over else index
 
     def _write(self, data: Rows, slot: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
@@ -209,27 +182,14 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             data: one item, or a batch of items [n].
 
         Raises:
-            KeyMismatchError: keys are missing or unknown to the storage.
-            ShapeError: an entry has another shape or dtype than the stored one.
+            KeyMismatchError, ShapeError: as :meth:`extend` raises them.
         """
+        slot, rows = torch.as_tensor(index), data
         with one_write(self._storage, self):
-            record_slots(self._storage, torch.as_tensor(index))
-            if not _are_rows(data):
-                return RoundRobinWriter.write_at(self, index, detached(data))
-            one = not isinstance(index, Tensor) or index.ndim == 0
-            checked = self._checked(data) if one else self._layout.check(data, self._storage)
+            record_slots(self._storage, slot)
+            checked = self._layout.check(rows if slot.ndim else rows.unsqueeze(0), self._storage)
+            checked = checked if slot.ndim else checked.squeeze(0)
             return super().write_at(index, self._on_storage_device(checked))
-
-    def _record(self, n: int) -> None:
-        """Note that the next n slots are about to be written over."""
-        compat.open_shared(self._storage)
-        n_slots = self._storage.max_size
-        if getattr(self._storage, "initialized", False):  # perhaps of several dimensions
-            rows = compat.all_slots(self._storage)
-            n_slots = len(rows if _are_rows(rows) else compat.leaves_of(rows)[0])
-        first = self._cursor
-        slot = torch.arange(first, first + n)
-        record_slots(self._storage, slot if first + n <= n_slots else slot % n_slots)
 
     def slot_tensors(self) -> list[Tensor]:
         """Return nothing: the counters determine the next slot."""
@@ -252,14 +212,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
     def _line_up(self) -> None:
         """Go on behind the rows that others stored, as long as there is room."""
         stored = len(self._storage)
-        has_room = self._storage.ndim == 1 and stored < self._storage.max_size
-        if has_room and self._cursor != stored:
+        if stored < self._storage.max_size and self._cursor != stored:
             self._cursor = stored
-
-    def _checked(self, row: Rows) -> Rows:
-        rows = row.unsqueeze(0)
-        checked = self._layout.check(rows, self._storage)
-        return row if checked is rows else checked.squeeze(0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned.
@@ -288,10 +242,6 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
                     f"{self._storage.max_size}"
                 )
         super().load_state_dict(state_dict)
-
-
-def _are_rows(data: Any) -> bool:
-    return hasattr(data, "batch_size")
 
 
 class UniqueFIFOWriter(RewardPrioritizedWriter):

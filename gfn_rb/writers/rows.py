@@ -110,11 +110,6 @@ def shallow_copy(rows: TensorDictBase) -> TensorDictBase:
     return compat.new_tensordict(dict(rows.items()), rows.batch_size)
 
 
-def detached(tree: Any) -> Any:
-    """Return tensors without gradients, in whatever dicts, tuples and lists hold them."""
-    return compat.map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
-
-
 def select_rows(rows: Rows, at: Int64[Tensor, "m"], but: Collection[str] = ()) -> TensorDictBase:
     """Return some rows, in a third of the time that indexing a TensorDict takes."""
     kept = {

@@ -22,7 +22,7 @@ from gfn_rb.errors import (
     NaNError,
     ShapeError,
 )
-from gfn_rb.samplers import PrioritySampler, RankRewardSampler, SoftmaxRewardSampler
+from gfn_rb.samplers import PrioritySampler, RankRewardSampler
 from gfn_rb.torchrl_compat import replay_lock
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -101,22 +101,6 @@ def test_rows_of_a_tensorclass_stay_what_they_are(writer):
     assert keys(rb) == [6.0, 9.0]
     assert isinstance(rb.sample(), Scored)
     assert isinstance(rb.storage.get(0), Scored)
-
-
-def test_tensors_and_trees_are_written_round_robin():
-    rb = buffer("newest", 3, LazyTensorStorage, ReplayBuffer, batch_size=3)
-    assert rb.extend(torch.arange(4)).tolist() == [0, 1, 2, 0]
-    assert rb.add(torch.tensor(9)) == 1
-    assert [int(rb.storage.get(i)) for i in range(3)] == [3, 9, 2]
-    rb = buffer("newest", 4, LazyTensorStorage, ReplayBuffer, batch_size=3)
-    rb.extend(torch.ones(3, 2).requires_grad_() * 2.0)
-    rb.add(torch.ones(2).requires_grad_() * 2.0)
-    assert not rb.sample().requires_grad
-    rb = buffer("newest", kind=ReplayBuffer, batch_size=8)
-    tree = {"log_reward": torch.arange(4.0), "pair": (torch.arange(4), torch.ones(4, 2))}
-    assert rb.extend(tree).tolist() == [0, 1, 2, 0]
-    rb.set_sampler(SoftmaxRewardSampler(replacement=True))
-    assert rb.sample()["pair"][1].shape == (8, 2)
 
 
 @every_writer
@@ -298,19 +282,6 @@ def test_what_is_stored_is_as_by_torchrls_writer(storage):
         assert ours.writer.state_dict().keys() == theirs.writer.state_dict().keys()
         for name, value in theirs.writer.state_dict().items():
             assert_equal(ours.writer.state_dict()[name], value)
-
-
-def test_fifo_keeps_the_newest_steps_of_a_storage_of_several_dimensions():
-    rb = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(6, ndim=2), writer=FIFOWriter(), batch_size=4
-    )
-    for first in (0.0, 2.0):
-        steps = torch.arange(4.0).view(2, 2) + first  # of two episodes
-        index = rb.extend(TensorDict({"log_reward": steps}, [2, 2]))
-    assert index.tolist() == [[2, 0], [2, 1], [0, 0], [0, 1]]
-    assert rb.storage[:]["log_reward"].tolist() == [[3.0, 5.0], [1.0, 3.0], [2.0, 4.0]]
-    with pytest.raises(ShapeError, match="does not fit"):
-        rb.extend(TensorDict({"log_reward": torch.zeros(3, 2)}, [3, 2]))
 
 
 def test_a_storage_that_another_process_lays_out():
