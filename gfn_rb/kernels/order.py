@@ -17,6 +17,7 @@ from gfn_rb.shapes import Bool, Float64, Int64
 LAST_TIE = np.iinfo(np.int64).max  # of a slot that is not held
 _MANY = 40  # a change of one in so many rows merges everything
 _FEWEST, _MOST = 32, 1024  # rows of a block
+_NONE = np.zeros(0, np.int64)  # slots
 
 
 class _Blocks(NamedTuple):
@@ -101,12 +102,11 @@ class Order:
 
     def remove(self, slot: Int64[np.ndarray, "m"]) -> None:
         """Remove slots that are held, each given once."""
+        self._is_held[slot] = False
         if len(slot) * _MANY > self._n:
-            self._is_held[slot] = False
             self._merge(slot[:0])
         else:
             self._drop(slot)
-            self._is_held[slot] = False
         self.key[slot], self.tie[slot] = np.inf, LAST_TIE
 
     def assign(self, key: Float64[np.ndarray, "n"], tie: Int64[np.ndarray, "n"]) -> None:
@@ -117,29 +117,30 @@ class Order:
         self._n = self._blocks.n_used[0] = 0
         self.put(np.arange(len(key)), key, tie)
 
-    def select(self, position: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
-        """Return the slots at positions of the order, 0 that of the lowest key."""
-        if not self._is_counted:
-            self._count()
-        return _select(np.ascontiguousarray(position), self._blocks)
-
-    def select_tied(
-        self, position: Int64[np.ndarray, "k"]
+    def select(
+        self, position: Int64[np.ndarray, "k"], finds_ties: bool = True
     ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
-        """Return the slots at positions, and the range of positions that share the key of each."""
-        if not self._is_counted:
-            self._count()
-        return _select_tied(np.ascontiguousarray(position), self._blocks)
+        """Return the slots at positions, and the range of positions that share the key of each.
 
-    def first(self, m: int, but: Int64[np.ndarray, "b"] | None = None) -> Int64[np.ndarray, "k"]:
+        Args:
+            position: positions of the order, 0 that of the lowest key.
+            finds_ties: whether to look for these ranges; without it each is of one position.
+        """
+        if not self._is_counted:
+            sizes = self._blocks.size[: self._blocks.n_used[0]]
+            np.cumsum(sizes[:-1], out=self._blocks.start[1 : len(sizes)])
+            self._is_counted = True
+        slot, first, end = np.empty((3, len(position)), np.int64)
+        _select(np.ascontiguousarray(position), finds_ties, self._blocks, slot, first, end)
+        return slot, first, end
+
+    def first(self, m: int, but: Int64[np.ndarray, "b"] = _NONE) -> Int64[np.ndarray, "k"]:
         """Return the m slots of lowest keys in ascending order, or all where there are fewer.
 
         Args:
             m: number of slots.
             but: held slots that are passed over, each once.
         """
-        if but is None or not len(but):
-            return _first(min(m, self._n), self._is_passed, self._blocks)
         self._is_passed[but] = True
         found: np.ndarray = _first(min(m, self._n - len(but)), self._is_passed, self._blocks)
         self._is_passed[but] = False
@@ -164,11 +165,6 @@ class Order:
         merged = _merge(ordered, self._is_held, self.key, self.tie, self._blocks)
         _pack(merged, self.key, self._blocks)
         self._n, self._is_counted = len(merged), False
-
-    def _count(self) -> None:
-        """Count the rows before each block."""
-        _count_up(self._blocks)
-        self._is_counted = True
 
 
 @compiled
@@ -305,9 +301,7 @@ def _insert(ordered, start, key, tie, blocks):
 def _open(blocks, split, split_count, n_split):
     """List the second halves of blocks that were split, each behind the first one."""
     place = blocks.n_used[0] - 1
-    new = np.empty(n_split, np.int64)
-    for k in range(n_split):
-        new[k] = blocks.at[place + 1 + k]
+    new = blocks.at[place + 1 : place + 1 + n_split].copy()
     blocks.n_used[0] += n_split
     for k in range(n_split - 1, -1, -1):
         for i in range(place, split[k], -1):
@@ -351,17 +345,14 @@ def _remove(slots, key, tie, blocks):
                 blocks.at[left], blocks.low[left] = blocks.at[place], blocks.low[place]
                 blocks.size[left] = blocks.size[place]
                 left += 1
-        for i in range(n_free):
-            blocks.at[left + i] = free[i]
+        blocks.at[left : left + n_free] = free[:n_free]
         blocks.n_used[0] = left
 
 
 @compiled
 def _merge(ordered, is_held, key, tie, blocks):
     """Return the rows of the blocks that are still held, and others, all in ascending order."""
-    n = 0
-    for place in range(blocks.n_used[0]):
-        n += blocks.size[place]
+    n = blocks.size[: blocks.n_used[0]].sum()
     merged, n_merged, i = np.empty(n + len(ordered), np.int64), 0, 0
     for place in range(blocks.n_used[0]):
         block = blocks.at[place]
@@ -387,8 +378,7 @@ def _pack(ordered, key, blocks):
     """Fill the blocks anew, each to three quarters, or the next insert would split them all."""
     full = blocks.slot.shape[1] * 3 // 4
     blocks.n_used[0] = n_used = (len(ordered) + full - 1) // full
-    for block in range(len(blocks.at)):
-        blocks.at[block] = block
+    blocks.at[:] = np.arange(len(blocks.at))
     for block in range(n_used):
         start = block * full
         n = min(full, len(ordered) - start)
@@ -412,14 +402,6 @@ def _first(m, is_passed, blocks):
 
 
 @compiled
-def _count_up(blocks):
-    n = 0
-    for place in range(blocks.n_used[0]):
-        blocks.start[place] = n
-        n += blocks.size[place]
-
-
-@compiled
 def _place_of(position, blocks):
     """Return the place of the block that has a position."""
     low, high = 0, blocks.n_used[0]
@@ -433,27 +415,18 @@ def _place_of(position, blocks):
 
 
 @compiled
-def _select(position, blocks):
-    found = np.empty(len(position), np.int64)
-    for i in range(len(position)):
-        place = _place_of(position[i], blocks)
-        found[i] = blocks.slot[blocks.at[place], position[i] - blocks.start[place]]
-    return found
-
-
-@compiled
-def _select_tied(position, blocks):
-    found = np.empty(len(position), np.int64)
-    first, end = np.empty(len(position), np.int64), np.empty(len(position), np.int64)
+def _select(position, finds_ties, blocks, found, first, end):
     for i in range(len(position)):
         place = _place_of(position[i], blocks)
         block, at = blocks.at[place], position[i] - blocks.start[place]
         key, found[i] = blocks.key[block, at], blocks.slot[block, at]
         first[i], end[i] = position[i], position[i] + 1
-        is_alone = 0 < at < blocks.size[place] - 1  # most are, without a search
-        if not (is_alone and blocks.key[block, at - 1] < key < blocks.key[block, at + 1]):
+        # Most keys differ from those beside them, which needs no search.
+        is_alone = 0 < at < blocks.size[place] - 1 and (
+            blocks.key[block, at - 1] < key < blocks.key[block, at + 1]
+        )
+        if finds_ties and not is_alone:
             first[i], end[i] = _n_below(key, False, blocks), _n_below(key, True, blocks)
-    return found, first, end
 
 
 @compiled

@@ -179,15 +179,6 @@ def _geometric(uniform, n, log_decay, total, log_scale):  # type: ignore[no-unty
     return rank, log_prob
 
 
-def ranked_rows(
-    capacity: int, like: Tensor, law: Callable[[int], RankLaw]
-) -> RankedDistribution | RankedRows:
-    """Return an empty distribution over so many rows, the one that suits the device of keys."""
-    if like.device.type == "cpu":
-        return RankedDistribution(capacity, law)
-    return RankedRows(capacity, like.device, law)
-
-
 class RankedDistribution:
     """Rows drawn by where their keys stand among all, the highest first.
 
@@ -235,7 +226,7 @@ class RankedDistribution:
 
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, which are all that have a key."""
-        row, *ranks = map(torch.from_numpy, self._order.select_tied(np.arange(n)))
+        row, *ranks = map(torch.from_numpy, self._order.select(np.arange(n)))
         by_rank = self._law(n).log_prob(*ranks)
         return torch.empty_like(by_rank).index_copy_(0, row, by_rank)
 
@@ -251,11 +242,12 @@ class RankedDistribution:
     ) -> tuple[Int64[np.ndarray, "n"], Float[np.ndarray, "n"]]:
         """Draw rows by their ranks, or any of those that share a rank."""
         rank, log_prob = law.draw(_uniform(n, generator))
-        row, first, end = self._order.select_tied(rank)
+        row, first, end = self._order.select(rank)
         if len(tied := (end - first > 1).nonzero()[0]):
             first, end = first[tied], end[tied]
             among = (_uniform(len(tied), generator) * (end - first)).astype(np.int64)
-            row[tied] = self._order.select(first + np.minimum(among, end - first - 1))
+            at = first + np.minimum(among, end - first - 1)
+            row[tied] = self._order.select(at, False)[0]
             log_prob[tied] = law.log_prob(*map(torch.from_numpy, (first, end))).numpy()
         return row, log_prob
 
@@ -274,7 +266,7 @@ class RankedDistribution:
         law = self._law(len(self))
         first, end = law.support
         if n > end - first:  # unless other rows share these ranks
-            _, firsts, ends = self._order.select_tied(np.array([first, end - 1]))
+            _, firsts, ends = self._order.select(np.array([first, end - 1]))
             if n > ends[1] - firsts[0]:
                 return torch.empty(0, dtype=torch.int64), torch.empty(0), False
         row, log_prob = self._draw(law, n + n // 8, generator)

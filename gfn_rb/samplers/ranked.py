@@ -17,7 +17,6 @@ from gfn_rb.numerics.rank_laws import (
     RankedRows,
     RankLaw,
     StepLaw,
-    ranked_rows,
 )
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, is_positive
 
@@ -54,7 +53,9 @@ class RankSampler(KeySampler):
 
     def _make_distribution(self, capacity: int, like: Tensor) -> RankedDistribution | RankedRows:
         self._current = None
-        return ranked_rows(capacity, like, self._law_of)
+        if like.is_cpu:
+            return RankedDistribution(capacity, self._law_of)
+        return RankedRows(capacity, like.device, self._law_of)
 
     def _log_weight(self, value: Tensor) -> Tensor:
         return value

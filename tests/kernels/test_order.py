@@ -29,9 +29,9 @@ def check(order: Order, plain: SortedOrder) -> None:
     assert len(order) == n
     assert order.first(n).tolist() == slots
     assert order.first(n // 2).tolist() == slots[: n // 2]
-    assert order.select(np.arange(n)[::-1]).tolist() == slots[::-1]
+    assert order.select(np.arange(n)[::-1], False)[0].tolist() == slots[::-1]
     held = np.array([plain.rows[slot][0] for slot in slots])
-    found, first, end = order.select_tied(np.arange(n))
+    found, first, end = order.select(np.arange(n))
     assert found.tolist() == slots
     assert first.tolist() == held.searchsorted(held, "left").tolist()
     assert end.tolist() == held.searchsorted(held, "right").tolist()

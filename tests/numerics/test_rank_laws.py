@@ -12,9 +12,9 @@ from gfn_rb.numerics.rank_laws import (
     _HEAD,
     GeometricLaw,
     HarmonicLaw,
+    RankedDistribution,
     RankedRows,
     StepLaw,
-    ranked_rows,
 )
 
 BELOW_1 = 1 - 2.0**-53
@@ -110,10 +110,8 @@ def device_of(kind):
 def distribution(key, law, kind="host", capacity=None):
     key = torch.as_tensor(key, dtype=torch.float32, device=device_of(kind))
     capacity = capacity or max(len(key), 1)
-    if kind == "rows":
-        ranked = RankedRows(capacity, key.device, law)
-    else:
-        ranked = ranked_rows(capacity, key, law)
+    on_host = kind == "host"
+    ranked = RankedDistribution(capacity, law) if on_host else RankedRows(capacity, key.device, law)
     if len(key):
         ranked.assign(key)
     return ranked
