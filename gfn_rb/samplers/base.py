@@ -259,10 +259,11 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
                 f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
                 f"{sorted(own)}"
             )
-        if state_dict["key"] != own["key"]:
-            raise CheckpointMismatchError(
-                f"sampler state is of key={state_dict['key']!r}, expected key={own['key']!r}"
-            )
+        for name in ("key", "group", "weight"):
+            if (came := state_dict.get(name)) != (expected := own.get(name)):
+                raise CheckpointMismatchError(
+                    f"sampler state is of {name}={came!r}, expected {name}={expected!r}"
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import as_count, name_of, require_device_of, shown
 from gfn_rb.column import EqualKeys, KeyColumn
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError, NaNError
+from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
 from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.samplers.base import DrawInfo, KeySampler, Parameter, Replacement
@@ -317,14 +317,8 @@ class GroupSampler(KeySampler):
         return {**super().state_dict(), **names}
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        own = self.state_dict()
-        state_dict = {"weight": own["weight"], **state_dict}  # which version 0.3.0 did not save
-        super()._check_state(state_dict)
-        for name in ("group", "weight"):
-            if state_dict[name] != own[name]:
-                raise CheckpointMismatchError(
-                    f"sampler state is of {name}={state_dict[name]!r}, expected {own[name]!r}"
-                )
+        # Version 0.3.0 did not save the weight.
+        super()._check_state({"weight": name_of(self.weight), **state_dict})
 
     def _empty(self) -> None:
         self._groups = self._distribution = None

@@ -19,9 +19,7 @@ from gfn_rb.numerics.near.neighbours import (
     HIGHER,
     NEVER,
     NOT_LOWER,
-    AnyDistance,
     Distance,
-    NearRows,
     Prepared,
     near_index,
 )
@@ -91,7 +89,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         tensor([-1,  0, -1])
     """
 
-    _index: SyncedIndex[NearRows | AnyDistance]
+    _index: SyncedIndex
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -180,23 +180,6 @@ def require_finite(rows: Tensor) -> Tensor:
     )
 
 
-@runtime_checkable
-class SlotIndex(Protocol):
-    """An index of what the slots of a storage hold; its rows are of one width and dtype."""
-
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> tuple[np.ndarray, ...]:
-        """Return finite rows as the index files them, until it is next changed."""
-
-    def put(self, slot: Int64[np.ndarray, "n"], prepared: Any) -> None:
-        """Put rows into slots, each once, over others or behind all."""
-
-    def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
-        """Copy rows from slots into others."""
-
-    def remove(self, slot: Int64[np.ndarray, "m"]) -> None:
-        """Take out the rows in the last slots."""
-
-
 class EqualRows(Objects):
     """An index of equal rows, whatever their numbers are."""
 
@@ -204,40 +187,32 @@ class EqualRows(Objects):
         super().__init__(capacity, equal_bits(like[:0]).shape[1])
 
     def prepare(self, rows: Shaped[Tensor, "n d"]) -> Hashed:
-        """Return rows with their codes; see :meth:`SlotIndex.prepare`."""
+        """Return rows with their codes; as :meth:`put` takes them."""
         return self.hashed(equal_bits(rows).numpy())
 
 
-Index = TypeVar("Index", bound=SlotIndex)
-
-
-class SyncedIndex(Generic[Index]):
+class SyncedIndex:
     """An index of what the rows of a storage are compared by, one in each process.
 
-    It is read anew if the storage was written to by others.
+    It is read anew if the storage was written to by others. ``make`` returns an empty index of so
+    many slots, for rows as those given: ``prepare`` returns rows as ``put`` takes them.
     """
 
-    def __init__(self, features: Features, make: Callable[[int, Tensor], Index]) -> None:
+    def __init__(self, features: Features, make: Callable[[int, Tensor], Any]) -> None:
         self.features = features
         self._make = make
-        self._index: Index | None = None
+        self.index: Any = None  # once it was synced
         self._like: Tensor | None = None  # rows of the width and dtype of the index
         self.version: Version | None = None  # of the storage's content that the index holds
-
-    @property
-    def index(self) -> Index:
-        """The index, once it was synced."""
-        assert self._index is not None
-        return self._index
 
     def read(self, data: Rows) -> Shaped[Tensor, "n d"]:
         """Return what rows are compared by, on the host."""
         rows = self.features(data)
         return rows if rows.is_cpu else require_finite(rows.cpu())
 
-    def sync(self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None) -> Index:
+    def sync(self, storage: Storage, rows: Shaped[Tensor, "n d"], version: Version | None) -> Any:
         """Return an index fit to look rows up, read anew unless it is of this version."""
-        index, like = self._index, self._like
+        index, like = self.index, self._like
         fits = like is not None and (rows.dtype, rows.shape[1]) == (like.dtype, like.shape[1])
         if like is not None and not fits and length_of(storage):
             raise ShapeError(
@@ -251,12 +226,12 @@ class SyncedIndex(Generic[Index]):
                 held = self.read_stored(storage)
                 index.put(np.arange(len(held)), index.prepare(held))
             self.version = version if is_old else self.version
-        self._index = index
+        self.index = index
         return index
 
     def forget(self) -> None:
         """Read everything anew: an exception may have left the index in the middle of a change."""
-        self._index = self._like = self.version = None
+        self.index = self._like = self.version = None
 
     def read_stored(self, storage: Storage) -> Shaped[Tensor, "n d"]:
         """Return what all stored rows are compared by, on the host."""
@@ -277,4 +252,4 @@ class SyncedIndex(Generic[Index]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the index, which each process makes from the storage."""
-        return {**self.__dict__, "_index": None, "_like": None, "version": None}
+        return {**self.__dict__, "index": None, "_like": None, "version": None}

@@ -52,7 +52,7 @@ class OrderedWriter(StateInFolder, Writer):
         require_flag("largest", largest)
         self.key = key
         self._order = EvictionOrder(KeyColumn(key), tie, largest)
-        self._indexes: list[SyncedIndex[Any]] = []  # that follow what is written
+        self._indexes: list[SyncedIndex] = []  # that follow what is written
         self._layout = RowLayout()
         self.rejected = dict.fromkeys(REASONS, 0)
         self._stored = 0  # rows in use when a batch was offered
@@ -83,7 +83,7 @@ class OrderedWriter(StateInFolder, Writer):
 
     # Indexes.
 
-    def _watch(self, indexes: list[SyncedIndex[Any]]) -> None:
+    def _watch(self, indexes: list[SyncedIndex]) -> None:
         """Watch what indexes read together with the key."""
         self._indexes, features = indexes, [index.features for index in indexes]
         if self._storage is not None:
@@ -111,7 +111,7 @@ class OrderedWriter(StateInFolder, Writer):
         row: Int64[np.ndarray, "k"],
         key: Float64[np.ndarray, "k"],
         removed: Int64[np.ndarray, "r"],
-        known: list[tuple[SyncedIndex[Any], Any]],
+        known: list[tuple[SyncedIndex, Any]],
     ) -> Int64[np.ndarray, "k"]:
         """Write rows of a batch over removed ones and then behind all, and return their slots.
 

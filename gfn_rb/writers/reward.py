@@ -45,7 +45,7 @@ _NONE = np.zeros(0, np.int64)  # slots
 class Found(NamedTuple):
     """Offered rows as an index finds them."""
 
-    synced: SyncedIndex[Any]
+    synced: SyncedIndex
     prepared: Any
     at: Int64[np.ndarray, "m"]  # the place of each row there
 
@@ -117,7 +117,7 @@ class RewardPrioritizedWriter(OrderedWriter):
             )
         self.unique, self.on_duplicate = unique, on_duplicate
         self.group, self.per_group = group, per_group
-        self._index: SyncedIndex[Any] | None = None  # rows by what tells whether they are the same
+        self._index: SyncedIndex | None = None  # rows by what tells whether they are the same
         self._limit: GroupLimit | None = None
         if unique is not None:
             self.identify(unique)
@@ -202,7 +202,7 @@ class RewardPrioritizedWriter(OrderedWriter):
         self._limit = GroupLimit(group, self.per_group)
         self._compare_by(self._index)
 
-    def _compare_by(self, index: SyncedIndex[Any] | None) -> None:
+    def _compare_by(self, index: SyncedIndex | None) -> None:
         """Compare rows by an index, and by that of groups."""
         self._index = index
         indexes = [index, None if self._limit is None else self._limit.synced]
@@ -319,7 +319,7 @@ class RewardPrioritizedWriter(OrderedWriter):
             for compared in known:
                 compared.follow(move, None, self._order.version)
 
-    def _known(self) -> list[SyncedIndex[Any]]:
+    def _known(self) -> list[SyncedIndex]:
         """Return the indexes that match the storage, as the order does."""
         return [each for each in self._indexes if each.version == self._order.version]
 
@@ -375,7 +375,7 @@ class RewardPrioritizedWriter(OrderedWriter):
             known.append(Found(limit.synced, self._prepared(limit.synced, data, columns), row))
         return self._compete(data, value, row, slot, _NONE, known)
 
-    def _prepared(self, synced: SyncedIndex[Any], data: Rows, columns: list[Tensor]) -> Any:
+    def _prepared(self, synced: SyncedIndex, data: Rows, columns: list[Tensor]) -> Any:
         """Bring an index up to date, and return what it finds the rows of a batch by."""
         rows = columns[self._indexes.index(synced)] if columns else synced.read(data)
         return synced.sync(self._storage, rows, self._order.version).prepare(rows)
