@@ -13,25 +13,12 @@ from gfn_rb.arguments import KeepsArguments, as_count
 from gfn_rb.buffers.options import Environment
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.convert import padded_to
-from gfn_rb.containers.rollouts import first_steps, require_rollout
+from gfn_rb.containers.rollouts import READ, first_steps, require_rollout
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 
 _IDS = (keys.COLLECTOR, keys.TRAJ_IDS)
 _MASK = (keys.COLLECTOR, keys.MASK)
 _WAITED = "waited"  # for how many batches the frame has been here
-_FIELDS = (
-    keys.STATE,
-    keys.ACTION,
-    keys.LOG_PROB,
-    keys.ESTIMATOR_OUTPUT,
-    keys.CONDITION,
-    keys.NEXT_STATE,
-    keys.NEXT_DONE,
-    keys.NEXT_TERMINATED,
-    keys.NEXT_LOG_REWARD,
-    keys.NEXT_POLICY_VERSION,
-    _IDS,
-)
 
 
 class PackTrajectories(KeepsArguments, Transform):
@@ -129,7 +116,8 @@ def _frames(batch: TensorDictBase) -> TensorDictBase:
         raise ShapeError(f"{_IDS!r} has shape {list(ids.shape)}; expected {list(batch.shape)}")
     # An interrupted collector leaves ids below 0 at the steps that it did not reach.
     is_real = (ids >= 0) & batch.get(_MASK, torch.ones_like(ids, dtype=torch.bool))
-    frames = batch.select(*_FIELDS, strict=False).set(_WAITED, torch.zeros_like(ids))
+    frames = batch.select(*READ, keys.NEXT_POLICY_VERSION, _IDS, strict=False)
+    frames.set(_WAITED, torch.zeros_like(ids))
     return frames.contiguous().reshape(ids.numel())[is_real.reshape(-1).nonzero().squeeze(1)]
 
 
