@@ -53,14 +53,13 @@ class Objects:
     Args:
         capacity: number of slots, below 2^29.
         width: number of integers of a row.
+        key: ``table.key`` of other objects, whose hashes are then taken. Default: a random one.
     """
 
-    def __init__(self, capacity: int, width: int) -> None:
-        key = _RANDOM.integers(0, 2**32, 1 + 2 * width, np.uint64)
-        key[0] = _RANDOM.integers(0, 2**63, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        self._lay_out(capacity, width, key)
-
-    def _lay_out(self, capacity: int, width: int, key: np.ndarray) -> None:
+    def __init__(self, capacity: int, width: int, key: np.ndarray | None = None) -> None:
+        if key is None:
+            key = _RANDOM.integers(0, 2**32, 1 + 2 * width, np.uint64)
+            key[0] = _RANDOM.integers(0, 2**63, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
         self.capacity, self.width = capacity, width
         n_bits = 1 + max(capacity, 1).bit_length()
         self.table = Table(
@@ -70,12 +69,6 @@ class Objects:
             key,
             _BITS - n_bits,
         )
-
-    def sibling(self, capacity: int) -> Objects:
-        """Return an empty index of other slots that takes the same hashes."""
-        other = object.__new__(Objects)
-        other._lay_out(capacity, self.width, self.table.key)
-        return other
 
     def hashed(self, rows: Int64[np.ndarray, "n width"]) -> Hashed:
         """Return rows with their hashes, as other methods take them."""

@@ -45,7 +45,7 @@ def run(seed: int, capacity: int, width: int, n_steps: int, most: int) -> list[i
                 {t: plain[s] for s, t in zip(source.tolist(), target.tolist(), strict=True)}
             )
         elif rng.integers(5) == 0:
-            objects, plain = objects.sibling(capacity), {}
+            objects, plain = Objects(capacity, objects.width, objects.table.key), {}
         check(objects, plain, rng.integers(-2, 3, (7, width)))
     return objects.first(objects.hashed(np.ones((1, width), np.int64))).tolist()
 

@@ -138,8 +138,9 @@ class NearRows:
             start, probe, reach = np.arange(n + 1) * g, filed, np.zeros(n * g)
         else:
             start, probe, reach = self._probes(rows, radius, slack)
+        peers = Objects(n * g, self._filed.width, self._filed.table.key).table
         return near.choose(
-            rows, radius, key, filed, start, probe, reach, self._filed.sibling(n * g).table,
+            rows, radius, key, filed, start, probe, reach, peers,
             self.rows, self._radius, stored_key, self._filed.table, self._gone, beats, self.p,
             self.cutoff, slack,
         )  # fmt: skip
