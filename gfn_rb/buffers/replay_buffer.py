@@ -14,6 +14,7 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import KeepsArguments, as_count, require_kind
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
@@ -29,13 +30,6 @@ from gfn_rb.errors import (
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
-from gfn_rb.torchrl_compat import (
-    clear_prefetched,
-    empty_part,
-    outside_graph,
-    replay_lock,
-    write_lock,
-)
 
 _ROWS = 1000  # of the storage, unless one is given
 
@@ -61,7 +55,7 @@ class DrawsAhead(ReplayBuffer):
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replace the sampler, and return the former one."""
         former = super().set_sampler(sampler)
-        clear_prefetched(self)
+        compat.clear_prefetched(self)
         return former
 
     def empty(self, empty_write_count: bool = True) -> None:
@@ -76,7 +70,7 @@ class DrawsAhead(ReplayBuffer):
             super().empty(empty_write_count)
             if empty_write_count and isinstance(self, GFNReplayBuffer):
                 self.statistics.empty()
-        clear_prefetched(self)  # after the locks, which a batch that is being drawn waits for
+        compat.clear_prefetched(self)  # after the locks, for which a batch being drawn waits
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned. After an error the buffer is unchanged.
@@ -88,11 +82,7 @@ class DrawsAhead(ReplayBuffer):
             super().load_state_dict(state_dict)
 
     def loads(self, path: Any) -> None:
-        """Load what ``dumps`` saved in a folder. After an error the buffer is unchanged.
-
-        Raises:
-            CheckpointMismatchError: it was of a buffer of other rows, parts or capacity.
-        """
+        """Load what ``dumps`` saved in a folder; see :meth:`load_state_dict`."""
         with _restoring(self):
             super().loads(path)
 
@@ -115,7 +105,7 @@ class _TrackedWrites(DrawsAhead):
             return super()._extend(data, **options)
         return self._extend_counted(data, **options)
 
-    @outside_graph
+    @compat.outside_graph
     def _extend_counted(self, data: TensorDictBase, **options: Any) -> Tensor:
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
@@ -130,7 +120,7 @@ class _TrackedWrites(DrawsAhead):
     def _add(self, data: TensorDictBase) -> int | Tensor:
         return self._add_counted(data) if self.counts_rows else super()._add(data)
 
-    @outside_graph
+    @compat.outside_graph
     def _add_counted(self, data: TensorDictBase) -> int | Tensor:
         with self._counted(OFFERED, 1) as may:
             if not may or self._fresh(data.unsqueeze(0)) is not None:
@@ -153,14 +143,14 @@ class _TrackedWrites(DrawsAhead):
         try:
             yield may
         except BaseException:
-            with replay_lock(self), write_lock(self):
+            with compat.replay_lock(self), compat.write_lock(self):
                 self.statistics.rows[side] -= n
             raise
 
     def _count(self, side: int, n: int) -> bool:
         """Count rows if the rate limiter allows for them."""
         limiter = self.rate_limiter
-        with replay_lock(self), write_lock(self):
+        with compat.replay_lock(self), compat.write_lock(self):
             rows = self.statistics.rows
             if limiter is not None and n:
                 may = limiter.may_insert if side == OFFERED else limiter.may_sample
@@ -187,7 +177,7 @@ class _TrackedWrites(DrawsAhead):
 
     def _advance(self, version: int | Tensor) -> None:
         """Take up versions, and remove the rows that have become too old by them."""
-        with replay_lock(self), write_lock(self):
+        with compat.replay_lock(self), compat.write_lock(self):
             self.statistics.note_version(version)
             if self.max_age is None or not is_laid_out(self.storage) or not len(self.storage):
                 return
@@ -350,12 +340,12 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
                 ) from error
             raise
 
-    @outside_graph
+    @compat.outside_graph
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         with self._counted(DRAWN, batch_size):
             rows, info = super()._sample(batch_size)
         if (version := _version_of(rows)) is not None:
-            with replay_lock(self), write_lock(self):
+            with compat.replay_lock(self), compat.write_lock(self):
                 self.statistics.count_ages(version)
         return rows, info
 
@@ -430,11 +420,11 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             storage: the new storage.
             collate_fn: callable that turns stored rows into a batch. Default: that of the storage.
         """
-        with replay_lock(self), write_lock(self):
+        with compat.replay_lock(self), compat.write_lock(self):
             former = super().set_storage(storage, collate_fn)
-            empty_part(self.writer)  # of the former rows, to which TorchRL's would go on writing
+            compat.empty_part(self.writer)  # or TorchRL's would go on behind the former rows
             self.writer.register_storage(storage)
-        clear_prefetched(self)
+        compat.clear_prefetched(self)
         return former
 
 
