@@ -103,7 +103,7 @@ def choose(
     chosen, n_chosen = np.empty(len(rows), np.int64), 0
     replaced, n_replaced = np.empty(len(rows), np.int64), 0
     for i in range(len(rows)):
-        is_kept, n_beaten = True, 0
+        is_kept, end = True, n_replaced
         for q in range(start[i], start[i + 1]):
             entry = peers.entry[find_entry(probe.rows, q, probe.code[q], peers), 0]
             while entry != END and is_kept:
@@ -119,28 +119,24 @@ def choose(
                 ):
                     wins = beats and key[i] >= stored_key[slot]
                     is_kept = wins and (beats == 1 or key[i] != stored_key[slot])
-                    n_beaten += 1
+                    if end == len(replaced):
+                        more = np.empty(2 * end, np.int64)
+                        more[:end] = replaced
+                        replaced = more
+                    replaced[end] = slot
+                    end += 1
                 entry = table.link[entry, AFTER]
             if not is_kept:
                 break
         if not is_kept:
             continue
         # Only now: a row that turns out not to be kept must drive nobody out.
-        for q in range(start[i], start[i + 1] if n_beaten else start[i]):
-            entry = table.entry[find_entry(probe.rows, q, probe.code[q], table), 0]
-            while entry != END:
-                slot = entry // n_filed
-                if not gone[slot] and _is_near(
-                    rows, i, stored, slot, p, cutoff, reach[q], stored_radius, slack
-                ):
-                    gone[slot] = True  # found under several keys, it counts once
-                    if n_replaced == len(replaced):
-                        more = np.empty(2 * n_replaced, np.int64)
-                        more[:n_replaced] = replaced
-                        replaced = more
-                    replaced[n_replaced] = slot
-                    n_replaced += 1
-                entry = table.link[entry, AFTER]
+        for j in range(n_replaced, end):
+            slot = replaced[j]
+            if not gone[slot]:  # found under several keys, it counts once
+                gone[slot] = True
+                replaced[n_replaced] = slot
+                n_replaced += 1
         for q in range(i * n_filed, (i + 1) * n_filed):
             file_row(q, filed.rows, q, filed.code[q], peers)
         chosen[n_chosen] = i
