@@ -19,9 +19,10 @@ from gfn_rb.numerics.near.neighbours import (
     HIGHER,
     NEVER,
     NOT_LOWER,
+    AnyDistance,
     Distance,
+    NearRows,
     Prepared,
-    near_index,
 )
 from gfn_rb.shapes import Float64, Int64, Rows
 from gfn_rb.writers.eviction_order import Tie
@@ -138,8 +139,9 @@ class DiversityWriter(RewardPrioritizedWriter):
     def measure(self, features: NestedKey | Callable[[TensorDictBase], Tensor] | None) -> None:
         """Measure distances between other features from now on, given as in the constructor."""
         self.features = features
-        p = self.p if self.distance is None else self.distance
-        make = partial(near_index, p=p, cutoff=self.cutoff_distance)
+        make: partial[Any] = partial(NearRows, p=self.p, cutoff=self.cutoff_distance)
+        if self.distance is not None:
+            make = partial(AnyDistance, measure=self.distance, cutoff=self.cutoff_distance)
         self._compare_by(SyncedIndex(Features(features), make))
 
     # Choosing.

@@ -29,15 +29,6 @@ Prepared = tuple[np.ndarray, ...]  # rows as an index files them, [n, ...] each
 Chosen = tuple[np.ndarray, np.ndarray]  # int64: positions of rows that stay, slots that give way
 
 
-def near_index(
-    capacity: int, like: Shaped[Tensor, "n d"], p: float | Distance, cutoff: float
-) -> NearRows | AnyDistance:
-    """Return an empty index of rows within a cutoff of each other."""
-    if isinstance(p, float):
-        return NearRows(capacity, like, p, cutoff)
-    return AnyDistance(capacity, like, p, cutoff)
-
-
 def _most_that_differ(like: Tensor, p: float, cutoff: float) -> int:
     """Return in how many columns near rows can differ; integers differ by 1 or not at all."""
     width = like.shape[1]

@@ -8,7 +8,7 @@ import torch
 
 from gfn_rb.errors import NaNError, ShapeError
 from gfn_rb.numerics.near import neighbours
-from gfn_rb.numerics.near.neighbours import HIGHER, NEVER, near_index
+from gfn_rb.numerics.near.neighbours import HIGHER, NEVER, AnyDistance, NearRows
 from gfn_rb.training.metrics import tanimoto_distance
 
 
@@ -38,7 +38,8 @@ def chosen_by_looking(rows, key, held, held_key, p, cutoff, beats):
 
 def check_after_any_writes(make_rows, p, cutoff, capacity=30, rounds=25, seed=0):
     """Put, move, remove and start anew; each choice must be that of the definition."""
-    index = near_index(capacity, make_rows(1, None), p, cutoff)
+    kind = NearRows if isinstance(p, float) else AnyDistance
+    index = kind(capacity, make_rows(1, None), p, cutoff)
     generator, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     held, found = make_rows(0, generator), 0
     for step in range(rounds):
@@ -52,7 +53,7 @@ def check_after_any_writes(make_rows, p, cutoff, capacity=30, rounds=25, seed=0)
         found += len(gone)
         if step % 5 == 4:
             held = make_rows(20, generator)
-            index = near_index(capacity, held, p, cutoff)
+            index = kind(capacity, held, p, cutoff)
             index.put(np.arange(20), index.prepare(held))
             continue
         fresh = torch.arange(len(held), min(capacity, len(held) + 4))
@@ -90,7 +91,7 @@ def check_after_any_writes(make_rows, p, cutoff, capacity=30, rounds=25, seed=0)
     ],
 )
 def test_rows_are_filed_as_suits_them_and_the_distance(dtype, p, cutoff, n_groups):
-    index = near_index(10, torch.zeros(1, 12, dtype=dtype), float(p), float(cutoff))
+    index = NearRows(10, torch.zeros(1, 12, dtype=dtype), float(p), float(cutoff))
     assert index._n_groups == n_groups
 
 
@@ -135,7 +136,7 @@ def test_clusters_of_many_rows(p):
     rows = centres[torch.randint(0, 50, (3000,), generator=generator)]
     rows += 0.3 * torch.randn(3000, 40, generator=generator)
     cutoff = float(torch.cdist(rows[:9], rows[9:], p).min(1).values.median())
-    index = near_index(3000, rows, p, cutoff)
+    index = NearRows(3000, rows, p, cutoff)
     index.put(np.arange(len(rows) - 9), index.prepare(rows[9:]))
     prepared = index.prepare(rows[:9])
     # The first write chose pivots, of which few have to be looked under.
@@ -173,6 +174,6 @@ def test_tanimoto_is_that_of_sets(dtype):
 )
 def test_a_distance_that_is_none_is_named(distance, error, message):
     rows = torch.rand(3, 2)
-    index = near_index(5, rows, distance, 1.0)
+    index = AnyDistance(5, rows, distance, 1.0)
     with pytest.raises(error, match=message):
         index.choose(index.prepare(rows), np.zeros(3), np.zeros(5), NEVER)
