@@ -13,7 +13,8 @@ from gfn_rb.arguments import KeepsArguments, as_count
 from gfn_rb.buffers.options import Environment
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.convert import padded_to
-from gfn_rb.containers.rollouts import READ, first_steps, require_rollout
+from gfn_rb.containers.fields import assemble
+from gfn_rb.containers.rollouts import READ, require_rollout, trajectories_of
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 
 _IDS = (keys.COLLECTOR, keys.TRAJ_IDS)
@@ -88,11 +89,13 @@ class PackTrajectories(KeepsArguments, Transform):
         is_open = ~is_over & (waited <= self.patience)
         self._open = frames[is_open].set(_WAITED, waited[is_open] + 1)
         frames, source = frames[is_over], self._source.to(ids.device)
-        packed = Trajectories.from_rollout(frames, source).to_tensordict()
+        values, first = trajectories_of(frames, source)
+        rows = assemble(values, (len(first),), frames.device)
+        packed = Trajectories.from_tensordict(rows).to_tensordict()
         if n_steps is not None:
             packed = padded_to(packed, n_steps)
         if (version := frames.get(keys.NEXT_POLICY_VERSION, None)) is not None:
-            packed.set(keys.POLICY_VERSION, version[first_steps(frames, source)])
+            packed.set(keys.POLICY_VERSION, version[first])
         return packed
 
     def __getstate__(self) -> dict[str, Any]:

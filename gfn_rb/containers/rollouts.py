@@ -16,8 +16,13 @@ _REQUIRED = keys.STATE, keys.ACTION, keys.NEXT_STATE, keys.NEXT_DONE, keys.NEXT_
 READ = (*_REQUIRED, *_CARRIED, keys.CONDITION, keys.NEXT_TERMINATED)  # all that may be there
 
 
-def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None) -> FieldValues:
-    """Return the fields of :meth:`Trajectories.from_rollout`, in order of rows and of time."""
+def trajectories_of(
+    rollout: TensorDictBase, source_state: Tensor | None = None
+) -> tuple[FieldValues, Int64[Tensor, "k"]]:
+    """Return the fields of :meth:`Trajectories.from_rollout`, in order of rows and of time.
+
+    Where the episodes begin, in flat positions, comes with them.
+    """
     require_rollout(rollout)
     starts, ends = _ends_of_episodes(rollout)
     state = _flat_steps(rollout, keys.STATE)
@@ -38,13 +43,7 @@ def trajectories_of(rollout: TensorDictBase, source_state: Tensor | None = None)
             values[key] = _fill(_flat_steps(rollout, key)[at], past, 0)
     if rollout.get(keys.CONDITION, None) is not None:
         values[keys.CONDITION] = _flat_steps(rollout, keys.CONDITION)[first]
-    return values
-
-
-def first_steps(rollout: TensorDictBase, source_state: Tensor | None = None) -> Int64[Tensor, "k"]:
-    """Return where the episodes begin that :func:`trajectories_of` returns, in flat positions."""
-    starts, ends = _ends_of_episodes(rollout)
-    return _complete(starts, ends, _flat_steps(rollout, keys.STATE), source_state)[0]
+    return values, first
 
 
 def require_rollout(rollout: TensorDictBase) -> None:

@@ -88,7 +88,7 @@ class Trajectories(Container):
         """
         from gfn_rb.containers.rollouts import trajectories_of  # few programs need it
 
-        return cls._checked(trajectories_of(rollout, source_state), rollout.device)
+        return cls._checked(trajectories_of(rollout, source_state)[0], rollout.device)
 
     @classmethod
     def _checked(cls: type[T], values: FieldValues, device: torch.device | None = None) -> T:
