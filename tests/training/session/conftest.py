@@ -3,13 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from training.session.distributed_runs import MANAGED, PROMPT, QUICK, Job
+from training.session.distributed_runs import MANAGED, PROMPT, QUICK, TRAIN, Job
 from transports.ranks import mpi_kind
 
 from gfn_rb.training.session.folder import RunFolder
-
-STEPS = 12
-TRAIN = ["train", "tfbind8", "--steps", STEPS, "--eval-every", "6", *QUICK]
 
 
 @pytest.fixture(scope="session")

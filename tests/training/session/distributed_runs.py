@@ -16,6 +16,8 @@ from gfn_rb.training.session.reading import read_metrics
 OUTCOMES = ("stored", "rejected", "duplicates", "scored", "refused")
 QUICK = ["--batch-size", "8", "--hidden", "16", "--checkpoint-every", "2", "--patience", "20"]
 MANAGED = ["--managers", "1", "--feed", "top", "--out"]
+STEPS = 12
+TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]
 PROMPT = 40.0  # seconds in which what is told to stop, or loses a rank, ends
 
 # Each rank writes down which process it is, runs one command after the other, and writes down how

@@ -8,6 +8,8 @@ import pytest
 from training.session.distributed_runs import (
     MANAGED,
     QUICK,
+    STEPS,
+    TRAIN,
     Job,
     assert_adds_up,
     assert_same_account,
@@ -23,8 +25,6 @@ from gfn_rb.training.cli import main
 from gfn_rb.training.session.distributed import check_steps
 from gfn_rb.training.session.folder import RunFolder, write_json
 
-STEPS = 12
-TRAIN = ["train", "tfbind8", "--steps", str(STEPS), "--eval-every", "6", *QUICK]
 needs_mpi = pytest.mark.skipif(not mpi_kind(), reason="needs MPI")
 
 
