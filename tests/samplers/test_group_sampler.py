@@ -183,19 +183,29 @@ def test_the_state_of_another_law_is_refused(name, value, other):
     two.load_state_dict(of_0_3)
 
 
-def test_groups_are_drawn_by_the_variance_of_their_rewards():
+def of_success(groups):
+    """The log of the rate of success, for groups whose rewards vary."""
+    return groups.mean.log().where(groups.variance >= 0.1, -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("weight", "before", "after"),
+    [
+        ("variance", [1 / 4, 3 / 16, 0], [1 / 4, 3 / 16, 1 / 4]),
+        (of_success, [1 / 2, 1 / 4, 0], [1 / 2, 1 / 4, 1 / 2]),
+    ],
+)
+def test_groups_whose_rewards_are_alike_are_drawn_once_they_differ(weight, before, after):
     # Successes: 2 of 4, 1 of 4, all of 2, none of 1.
     prompt = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4]
     reward = [1.0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0]
-    sampler = GroupSampler("prompt", samples_per_group=2, weight="variance", replacement=True)
+    sampler = GroupSampler("prompt", samples_per_group=2, weight=weight, replacement=True)
     rb = buffer(sampler, rows(prompt, reward), 16)
-    drawn = torch.bincount(rb.sample(20_000)["prompt"][::2], minlength=5).numpy()
-    assert drawn[[0, 3, 4]].tolist() == [0, 0, 0]
-    assert chi_square_p(drawn[1:3], np.array([4, 3]) / 7) > 1e-3
-    rb.extend(rows([3], [0.0]))  # two of three
-    p = np.array([1 / 4, 3 / 16, 2 / 9])
-    drawn = torch.bincount(rb.sample(20_000)["prompt"][::2], minlength=5).numpy()
-    assert chi_square_p(drawn[1:4], p / p.sum()) > 1e-3
+    for p in (before, after):
+        drawn = torch.bincount(rb.sample(20_000)["prompt"][::2], minlength=5).numpy()
+        assert drawn[[0, 4]].tolist() == [0, 0]
+        assert chi_square_p(drawn[1:4], np.array(p) / sum(p)) > 1e-3
+        rb.extend(rows([3, 3], [0.0, 0.0]))  # two of four
 
 
 def test_a_callable_sees_the_statistics_of_the_groups_that_changed():
@@ -214,19 +224,3 @@ def test_a_callable_sees_the_statistics_of_the_groups_that_changed():
     rb.extend(rows([3], [2.0]))
     rb.sample(4)
     assert seen == {4: [2.0, 6.0, 6.0]}  # mean, variance and best of prompt 3 alone
-
-
-def test_a_callable_excludes_groups_until_they_change():
-    def of_success(groups):
-        """The log of the rate of success, for groups whose rewards vary."""
-        return groups.mean.log().where(groups.variance >= 0.1, -math.inf)
-
-    prompt, reward = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4], [1.0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0]
-    sampler = GroupSampler("prompt", samples_per_group=1, weight=of_success, replacement=True)
-    rb, found = buffer(sampler, rows(prompt, reward), 16), []
-    for _ in range(2):
-        found.append(torch.bincount(rb.sample(20_000)["prompt"], minlength=5).numpy())
-        rb.extend(rows([3, 3], [0.0, 0.0]))
-    for drawn, p in zip(found, ([1 / 2, 1 / 4, 0], [1 / 2, 1 / 4, 1 / 2]), strict=True):
-        assert drawn[4] == 0
-        assert chi_square_p(drawn[1:4], np.array(p) / sum(p)) > 1e-3
