@@ -189,7 +189,9 @@ class WriteLock:
         self._descriptor = descriptor
         self._words = memoryview(mmap.mmap(descriptor, _HEAD)).cast("q")
         self._process = os.getpid()
-        self._threads = threading.Lock()  # the kernel keeps processes apart, not their threads
+        # The kernel keeps processes apart, not their threads. A thread may enter what an interrupt
+        # kept it from leaving.
+        self._threads = threading.RLock()
         self._is_mine = False
         weakref.finalize(self, os.close, descriptor)
 
@@ -200,7 +202,9 @@ class WriteLock:
         self._threads.acquire()
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-            if self._words[_HELD]:
+            if self._is_mine:  # an interrupt kept this thread from releasing it; its write is whole
+                self._clear()
+            elif self._words[_HELD]:
                 self._recover()
         except BaseException:
             self._release()
@@ -221,7 +225,9 @@ class WriteLock:
 
     def _release(self) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-        self._threads.release()
+        with suppress(RuntimeError):  # raised once it is released as often as it was acquired
+            while True:
+                self._threads.release()
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
         """Note what there is, before some slots are written over."""
@@ -279,7 +285,7 @@ class WriteLock:
     def _check_forked(self) -> None:
         if self.records is not None:
             _check_shared(self.records.storage, self.records.writer)
-        self._process, self._threads, self._is_mine = os.getpid(), threading.Lock(), False
+        self._process, self._threads, self._is_mine = os.getpid(), threading.RLock(), False
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand the file to a process that is being started."""

@@ -38,6 +38,7 @@ STORAGES = {
     "tensor": LazyTensorStorage,
     "memmap": LazyMemmapStorage,
     "ragged": lambda n: RaggedStorage(n, {"wide": 2}),
+    "shared": LazyTensorStorage,  # by processes
 }
 CAPACITY = 12
 
@@ -74,7 +75,8 @@ def is_whole(rb):
 
 
 def made(writer, storage, n_batches):
-    rb = TensorDictReplayBuffer(storage=STORAGES[storage](CAPACITY), writer=WRITERS[writer]())
+    parts = {"storage": STORAGES[storage](CAPACITY), "writer": WRITERS[writer]()}
+    rb = TensorDictReplayBuffer(**parts, shared=storage == "shared")
     for seed in range(n_batches):
         rb.extend(rows(seed))
     return rb
@@ -94,7 +96,7 @@ CALLS = {
 def test_an_exception_at_any_line_changes_nothing(writer, storage, call, request):
     if writer in ("fifo", "newest") and call in ("remove", "update"):
         pytest.skip("has no such method, or no keys")
-    if storage == "ragged" and writer not in ("unique", "diverse", "fifo"):
+    if storage in ("ragged", "shared") and writer not in ("unique", "diverse", "fifo"):
         pytest.skip("of the three ways to write, one is enough")
     step = 3 if request.config.getoption("--all") else 149
     n_points, at = 0, 1
