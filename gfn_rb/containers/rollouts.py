@@ -1,13 +1,14 @@
-"""TorchRL rollouts and collector batches, read into trajectories."""
+"""TorchRL rollouts and collector batches, read into trajectories and written from them."""
 
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb import keys
-from gfn_rb.containers.fields import FieldValues, Key
+from gfn_rb.containers.convert import real_steps
+from gfn_rb.containers.fields import FieldValues, Key, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.shapes import Bool, Int64, Shaped
 
@@ -44,6 +45,41 @@ def trajectories_of(
     if rollout.get(keys.CONDITION, None) is not None:
         values[keys.CONDITION] = _flat_steps(rollout, keys.CONDITION)[first]
     return values, first
+
+
+def rollout_of(td: TensorDictBase) -> TensorDict:
+    """Lay forward trajectories out as TorchRL lays out a rollout split into episodes.
+
+    Padded steps stay in the sink, are done, have reward 0, and are false in
+    ``("collector", "mask")``. At the terminating step, ``("next", "reward")`` is exp(log_reward),
+    which overflows to inf above 88 nats. ``("next", "log_reward")`` is exact.
+    """
+    is_real, state = real_steps(td), td.get(keys.STATE)
+    n, n_steps = is_real.shape
+    rows = torch.arange(n, device=is_real.device)
+    steps = torch.arange(1, n_steps + 1, device=is_real.device)
+    next_done = (steps >= td.get(keys.LENGTH)[:, None])[..., None]
+    is_exit = next_done & is_real[..., None]
+    log_reward = td.get(keys.LOG_REWARD)[:, None, None].expand(n, n_steps, 1)
+    log_reward = log_reward.masked_fill(~is_exit, -torch.inf)
+    values: FieldValues = {
+        keys.STATE: state[:, :-1],
+        keys.ACTION: td.get(keys.ACTION),
+        keys.DONE: ~is_real[..., None],
+        keys.TERMINATED: ~is_real[..., None],
+        keys.NEXT_STATE: state[:, 1:],
+        keys.NEXT_DONE: next_done,
+        keys.NEXT_TERMINATED: next_done.clone(),
+        keys.NEXT_LOG_REWARD: log_reward,
+        keys.NEXT_REWARD: log_reward.exp(),
+        (keys.COLLECTOR, keys.MASK): is_real,
+        (keys.COLLECTOR, keys.TRAJ_IDS): rows[:, None].repeat(1, n_steps),
+        **{key: td.get(key, None) for key in _CARRIED},
+    }
+    if td.get(keys.CONDITION, None) is not None:
+        condition = td.get(keys.CONDITION)[:, None]
+        values[keys.CONDITION] = condition.expand(n, n_steps, *condition.shape[2:])
+    return assemble(values, (n, n_steps), td.device)
 
 
 def require_rollout(rollout: TensorDictBase) -> None:

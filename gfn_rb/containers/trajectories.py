@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb import keys
@@ -95,6 +95,15 @@ class Trajectories(Container):
         checked = super()._checked(values, device)
         convert.require_lengths(checked.length, checked.n_steps)
         return checked
+
+    def to_rollout(self) -> TensorDict:
+        """Lay the rows out as a masked TorchRL rollout of batch size [n, T].
+
+        See :func:`gfn_rb.containers.rollouts.rollout_of`. Backward rows are turned forward first.
+        """
+        from gfn_rb.containers.rollouts import rollout_of
+
+        return rollout_of(self.forward().to_tensordict())
 
     def to_transitions(self) -> Transitions:
         """Give one row per real action; the rows of an episode stay together and in order."""

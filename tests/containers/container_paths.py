@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from gfn_rb.containers import States, Trajectories, Transitions
 
@@ -119,20 +119,6 @@ def stack(kind: Kind, paths: list[Walked], n_steps: int | None = None) -> Trajec
         condition=tensor([p.condition for p in paths], (3,), torch.float32),
         is_backward=tensor([p.is_backward for p in paths], (), torch.bool),
     )
-
-
-def rollout_of(rows: Trajectories) -> TensorDict:
-    """Lay trajectories out as a collector does that splits its batches into episodes."""
-    is_real = rows.real_steps
-    end = (is_real.cumsum(1) == rows.length[:, None]) & is_real
-    log_reward = torch.where(end, rows.log_reward[:, None], -math.inf)
-    after = {"state": rows.state[:, 1:], "done": end, "log_reward": log_reward}
-    td = {"state": rows.state[:, :-1], "action": rows.action, "next": after}
-    for key in ("log_prob", "estimator_output"):
-        td |= {} if getattr(rows, key) is None else {key: getattr(rows, key)}
-    if rows.condition is not None:
-        td["condition"] = rows.condition[:, None].expand(-1, rows.n_steps, -1)
-    return TensorDict({**td, "collector": {"mask": is_real}}, is_real.shape)
 
 
 def unstack(kind: Kind, trajectories: Trajectories) -> list[Walked]:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from containers.container_paths import Kind, Walked, kind_and_paths, rollout_of, stack, unstack
-from factories import SINK
+from containers.container_paths import Kind, Walked, kind_and_paths, stack, unstack
+from factories import SINK, two_rows
 from hypothesis import given, strategies as st
 from tensordict import TensorDict
 from torch import Tensor
@@ -37,6 +37,26 @@ def rollout(
     }
     rows["collector"] = {key: flags.pop(key) for key in ("mask", "traj_ids") if key in flags}
     return TensorDict({**rows, **flags}, batch_size=s.shape)
+
+
+def test_rollout_by_hand() -> None:
+    laid = two_rows().to_rollout()
+    assert laid.batch_size == (2, 4)
+    assert laid["state"].tolist() == [[0, 3, 5, SINK], [0, 2, SINK, SINK]]
+    assert laid["next", "state"].tolist() == [[3, 5, SINK, SINK], [2, SINK, SINK, SINK]]
+    assert laid["action"].tolist() == [[3, 2, 9, -1], [2, 9, -1, -1]]
+    for key in ("done", "terminated"):
+        assert laid[key][..., 0].int().tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
+        assert laid["next", key][..., 0].int().tolist() == [[0, 0, 1, 1], [0, 1, 1, 1]]
+    log_reward = [[-INF, -INF, 1.5, -INF], [-INF, -2.0, -INF, -INF]]
+    assert laid["next", "log_reward"][..., 0].tolist() == log_reward
+    torch.testing.assert_close(
+        laid["next", "reward"][..., 0], torch.tensor(log_reward).exp(), rtol=0, atol=0
+    )
+    assert laid["collector", "mask"].int().tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+    assert laid["collector", "traj_ids"].tolist() == [[0] * 4, [1] * 4]
+    assert laid["log_prob"].shape == (2, 4)
+    assert "condition" not in laid.keys()  # noqa: SIM118
 
 
 def test_episodes_that_follow_each_other_in_time_are_separated() -> None:
@@ -117,7 +137,7 @@ def test_log_rewards_are_read_with_and_without_a_last_dimension() -> None:
 def test_rollout_round_trip(case: tuple[Kind, list[Walked]], extra: int) -> None:
     kind, paths = case
     rows = stack(kind, paths)
-    laid = rollout_of(rows.pad_to(rows.n_steps + extra).forward())
+    laid = rows.pad_to(rows.n_steps + extra).to_rollout()
     again = Trajectories.from_rollout(laid)
     assert again.is_backward is None
     td = again.to_tensordict().set("is_backward", torch.zeros(len(rows), dtype=torch.bool))

@@ -4,15 +4,7 @@ import copy
 import pickle
 
 import torch
-from containers.container_paths import (
-    Kind,
-    Walked,
-    kind_and_paths,
-    paths_of,
-    same,
-    stack,
-    unstack,
-)
+from containers.container_paths import Kind, Walked, kind_and_paths, paths_of, same, stack, unstack
 from factories import SINK, two_rows
 from hypothesis import given, strategies as st
 from tensordict import TensorDict
