@@ -93,6 +93,15 @@ def test_ages_are_those_of_what_was_drawn():
     assert rb.stats()["drawn"] == 42
 
 
+def test_the_largest_age_is_that_of_all_draws():
+    rb = gfn_rb.fifo_buffer(1, statistics=True)
+    for version, newest in ((0, 3), (4, 4)):
+        rb.extend(versioned([version]))
+        rb.policy_version = newest
+        rb.sample(1)
+    assert (rb.stats()["largest_age"], rb.stats()["mean_age"]) == (3, 1.5)
+
+
 def test_what_a_merged_buffer_draws_counts_at_its_members():
     members = [gfn_rb.reward_prioritized_buffer(20, statistics=True) for _ in range(2)]
     merged = MergedReplayBuffer(*members, p="mass", generator=seeded())

@@ -14,6 +14,7 @@ from factories import assert_equal, objects, rows, seeded
 from gfn_rb import load_checkpoint, reward_prioritized_buffer, save_checkpoint
 from gfn_rb.buffers import RateLimiter
 from gfn_rb.errors import RateLimitError, ShapeError
+from gfn_rb.torchrl_compat import write_lock
 
 SCHEDULES = int(os.environ.get("GFN_RB_SCHEDULES", "20"))  # 1000 are the whole check
 
@@ -156,6 +157,20 @@ def test_threads_wait_for_each_other():
         thread.join(60)
         assert not thread.is_alive()
     assert rb.statistics.rows.tolist() == [200, 600]
+
+
+def test_counts_of_processes_that_share_a_buffer_change_one_at_a_time():
+    rb = limited(1.0, timeout=60.0)
+    rb.share()
+    offer(rb, 8)
+    drawing = threading.Thread(target=rb.sample, args=(4,), daemon=True)
+    with write_lock(rb):  # as another process has it
+        drawing.start()
+        drawing.join(0.3)
+        assert drawing.is_alive()
+        assert rb.statistics.rows.tolist() == [8, 0]
+    drawing.join(60)
+    assert rb.statistics.rows.tolist() == [8, 4]
 
 
 def offer_unevenly(rb, n, size, pause):

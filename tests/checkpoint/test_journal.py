@@ -311,6 +311,14 @@ def test_an_interval_is_one_transaction(path, monkeypatch):
     assert_comes_back(rb, MAKES["best"], path)
 
 
+def test_a_sync_brings_to_disk_what_the_system_has(path):
+    rb = MAKES["best"](journal=path, sync="never")
+    rb.extend(items(5, 1))
+    assert not rb.journal._database.is_synced
+    rb.journal.sync()
+    assert rb.journal._database.is_synced
+
+
 def test_a_file_does_not_grow_with_calls(path):
     rb = MAKES["best"](journal=path, sync="never")
     for seed in range(300):
@@ -467,6 +475,17 @@ def test_what_is_sound_of_a_damaged_journal_is_recovered(damaged, tmp_path):
     for wrong in (tmp_path / "none", target):
         with pytest.raises(CheckpointError, match="path must name a journal"):
             recover(wrong, target)
+
+
+def test_what_is_recovered_replaces_what_a_kill_left(path):
+    rb = MAKES["unique"](journal=path, sync="always")
+    rb.extend(items(9, 1))
+    target = copied(path)
+    assert Path(f"{target}-wal").exists()
+    rb.extend(items(9, 2))
+    rb.journal.close()
+    assert recover(path, target)["left_out"] == 0
+    assert_comes_back(rb, MAKES["unique"], target)
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,28 @@ def test_no_part_and_no_block_goes_with_others_than_its_own(form):
 
 
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("made", FORMS)
+def test_no_block_goes_in_the_place_of_another(made):
+    content = {"b": torch.arange(6000.0).view(3, 2000)}
+    if made == "frame":
+        whole = joined(encode_frame(7, TensorDict(content, [3]), None, SECRET))
+    else:
+        stream = BytesIO()
+        write_file(stream, content, SECRET)
+        whole = stream.getvalue()
+    sums = len(whole) - -(-24_000 // 4096) * 8
+    start = sums - 24_000
+
+    def exchanged(first, width):
+        one, other = (whole[at : at + width] for at in (first, first + width))
+        return whole[:first] + other + one + whole[first + 2 * width :]
+
+    swapped = exchanged(start, 4096)[:sums] + exchanged(sums, 8)[sums:]
+    with pytest.raises(SecretError, match="another secret"):
+        FORMS[made][1](swapped, SECRET)
+
+
+@pytest.mark.usefixtures("small_blocks")
 def test_damage_is_located_by_block(form):
     make, read = form
     content = bytearray(make())

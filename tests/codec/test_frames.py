@@ -84,8 +84,9 @@ def test_metadata_nested_deeply_is_refused_by_its_sender():
     for deep in (nested, circle):
         with pytest.raises(ArgumentError, match="meta is nothing that JSON can say"):
             encode_frame(0, meta={"a": deep})
-    wide = {"a": [[i, "[" * i] for i in range(600)]}  # many brackets, none of them deep
-    assert decode_frame(message(encode_frame(0, meta=wide))).meta == wide
+    for end in ("", "\\", '\\"'):  # many brackets, none of them deep
+        wide = {"a": [[i, "[" * i + end] for i in range(600)]}
+        assert decode_frame(message(encode_frame(0, meta=wide))).meta == wide
 
 
 @pytest.mark.parametrize("text", ["{} {}", "[1]x", "1 2", "", " "])

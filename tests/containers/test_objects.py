@@ -44,6 +44,16 @@ def test_conditions_tell_objects_apart():
     assert one == same != other
 
 
+@pytest.mark.parametrize("mask", [[False, False, True, False], [True, False, True, False]])
+def test_an_object_ends_where_its_mask_does_whatever_gaps_are_before(mask):
+    rows = objects([0, 0, 0, 0])
+    rows["state"] = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 9], [1, 2, 9, 4], [1, 9, 3, 4]])
+    rows["state_mask"] = torch.tensor([mask] * 4)
+    one, same, *others = object_names(rows)
+    assert one == same
+    assert len({one, *others}) == 3
+
+
 def test_parts_of_objects_have_no_identity():
     assert object_names(transitions([1, 2])) == [None, None]
     visited = objects([1, 2]).set("is_terminating", torch.tensor([False, True]))

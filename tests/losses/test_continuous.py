@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from factories import seeded
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torch.distributions import Normal
 from torch.testing import assert_close
@@ -147,6 +148,18 @@ def test_draws_follow_their_generator_alone():
     assert torch.rand(3).equal(expected)
     again = Sampler(policy).sample_trajectories(ENV, 5, generator=generator, epsilon=0.5)
     assert not again.action.equal(first.action)
+
+
+@pytest.mark.parametrize("n_components", [1, 3])
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_densities_are_in_units_of_their_reference(is_backward, n_components):
+    policy = MixturePolicy(ENV, (8,), is_backward=is_backward, n_components=n_components)
+    torch.nn.init.zeros_(policy.head.weight)
+    torch.nn.init.zeros_(policy.head.bias)
+    td = TensorDict({"state": walks().state[:50, 2]}, [50])
+    found, reference = policy.get_dist(td), ENV.reference(td["state"], is_backward)
+    assert_close(found.mean, reference.mean)
+    assert_close(found.stddev, reference.stddev * 1.01)  # whose least scale is 0.01
 
 
 def test_local_search_leaves_the_target_as_it_is():

@@ -84,6 +84,19 @@ def test_several_runs_become_their_mean_and_range() -> None:
     assert labels == ["replay, fresh: 2", "no replay, fresh: 9"]
 
 
+def test_a_mean_is_over_the_calls_that_all_runs_have() -> None:
+    from gfn_rb.page.plots import plot_curves
+
+    runs = [
+        {"reward_calls": [first, 20, last], "modes_found": [0, 1, 3]}
+        for first, last in ((0, 30), (10, 40))
+    ]
+    (modes,) = plot_curves({"replay": runs})
+    for each in modes.model.renderers:  # the band and the line
+        x = each.data_source.data["x"]
+        assert (x[0], x[-1]) == (10, 30)
+
+
 def test_shares_of_draws_add_up_from_the_most_drawn_row() -> None:
     from gfn_rb.page.content import read_content
     from gfn_rb.page.plots import plot_draws

@@ -155,6 +155,16 @@ def test_compact_rows_that_cannot_be_read_are_refused_by_name():
     assert "rows came compact, expected whole ones" in str(FrameChannel(other).receive().error)
 
 
+def test_a_rank_that_comes_back_without_the_form_is_sent_whole_rows():
+    one, other = group(2)
+    form = compact_rows_of(stored(DNA, "narrow"))
+    sender = FrameChannel(one, form)
+    for known in (form, None):
+        sender.learn_form(1, None if known is None else repr(known))
+        sender.send(1, DATA_TAG, Kind.ITEMS, rows=found(DNA))
+        assert FrameChannel(other, known).receive().error is None
+
+
 @pytest.mark.parametrize("rows_fit", [True, False])
 def test_rows_of_large_states_are_bounded_however_few_their_bytes(rows_fit, monkeypatch):
     env, (one, other) = HyperGrid(600, 2), group(2)  # a step of one byte becomes 4,800

@@ -125,6 +125,13 @@ def test_what_is_missing_is_returned_again():
         assert len(set(index.tolist())) == {4: 2, 7: 2, 9: 1}[int(group)]  # row 3 has weight zero
 
 
+def test_groups_that_more_rows_come_to_are_no_more_groups():
+    rb = buffer(GroupSampler("prompt", num_groups=4))
+    for _ in range(10):
+        assert set(rb.sample(4)["prompt"].tolist()) == {4, 7, 9}
+        rb.extend(rows([4], [0.0]))
+
+
 @pytest.mark.parametrize("storage", [RowTensorStorage, LazyTensorStorage])
 @pytest.mark.parametrize("weight", ["size", "best"])
 def test_draws_see_what_is_stored_now(storage, weight):

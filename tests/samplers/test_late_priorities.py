@@ -79,6 +79,14 @@ def test_priorities_of_rows_that_a_shorter_buffer_lost_are_late(key):
     assert fits(rb, torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 
+@places
+def test_a_priority_of_the_slot_behind_the_last_row_is_late(key):
+    rb = buffer([1.0] * 5, key, capacity=8)
+    rb.update_priority(torch.tensor([5]), torch.tensor([9.0]))
+    assert rb.sampler.n_late == 1
+    assert fits(rb, torch.full((5,), 0.2, dtype=torch.float64))
+
+
 # The same slot, drawn before and after it was overwritten.
 
 

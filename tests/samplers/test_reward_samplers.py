@@ -222,6 +222,16 @@ def test_rejected_rows_do_not_hide_other_changes(writer):
     assert fits(rb, "softmax")
 
 
+@kinds
+@pytest.mark.parametrize("gone", [[15], [3, 15]])
+def test_rows_that_are_removed_are_not_drawn(kind, gone):
+    keys = [0.1 * i for i in range(16)]
+    rb = buffer(kind, keys, writer=RewardPrioritizedWriter(), replacement=True)
+    rb.sample(1)
+    rb.writer.remove(torch.tensor(gone))
+    assert fits(rb, kind, 3000)
+
+
 @ranked_kinds
 def test_annealing_does_not_sort_anew(kind, monkeypatch):
     rb = buffer(kind, replacement=True)

@@ -98,6 +98,13 @@ def test_conditions_stand_beside_states():
         OwnNetwork(env, nn.Linear(env.encoded_size, env.n_actions), "forward").check(env)
 
 
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_check_leaves_a_module_in_its_mode(mode):
+    network = OwnNetwork(ENV, nn.Sequential(nn.Dropout(), linear(ENV, ENV.n_actions)), "forward")
+    network.train(mode).check(ENV)
+    assert {each.training for each in network.modules()} == {mode}
+
+
 @pytest.mark.parametrize(
     ("module", "role", "message"),
     [

@@ -12,6 +12,7 @@ from transports.ranks import PROGRAM, mpi_kind, reports, under_mpiexec
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import TransportError
 from gfn_rb.transports import MPITransport
+from gfn_rb.transports.base import Envelope
 from gfn_rb.transports.mpi import PREAMBLE, WHOLE, cut
 
 DIED = "lost 1: its process died"
@@ -113,3 +114,16 @@ def test_large_parts_are_not_copied_and_late_ones_made_last() -> None:
     assert head.endswith(b"head")
     assert all(each is part for each, part in zip(rest, parts[1:], strict=True))
     assert not made
+
+
+def test_a_whole_message_does_not_overtake_an_unfinished_one_of_its_source_and_tag() -> None:
+    unfinished, *whole = (
+        SimpleNamespace(envelope=Envelope(source, tag, nbytes))
+        for source, tag, nbytes in ((1, 5, 2 * WHOLE), (1, 5, 7), (1, 6, 8), (2, 5, 9))
+    )
+    transport = MPITransport.__new__(MPITransport)
+    transport._matched = [unfinished, *whole]
+    transport._is_whole = lambda each: each is not unfinished
+    assert transport._first_whole(1, 5) is None
+    assert transport._first_whole(1, None) == (1, 6, 8)
+    assert transport._first_whole(None, 5) == (2, 5, 9)

@@ -146,6 +146,23 @@ def test_features_of_the_key_follow_relabelled_items():
     assert serials(rb) == [0, 2, 3]
 
 
+def test_an_item_in_the_place_of_several_has_its_own_age():
+    rb = buffer(3, cutoff_distance=1.0)
+    rb.extend(rows([0.0, 0.0, 0.0], [[0], [2], [9]]))
+    rb.extend(rows([0.0], [[1]], first=3))
+    assert serials(rb) == [2, 3]
+    rb = pickle.loads(pickle.dumps(rb))  # which reads all ages anew
+    rb.extend(rows([0.0, 0.0], [[20], [30]], first=4))
+    assert serials(rb) == [3, 4, 5]
+
+
+def test_the_room_that_an_item_near_several_leaves_is_for_the_worst():
+    rb = buffer(3, cutoff_distance=1.0)
+    rb.extend(rows([2.0, 2.0, 3.0], [[0], [2], [9]]))
+    rb.extend(rows([5.0, 1.0], [[1], [20]], first=3))
+    assert serials(rb) == [2, 3, 4]
+
+
 def test_torchrls_samplers_forget_rows_that_are_gone():
     generator = torch.Generator().manual_seed(0)
     writer = DiversityWriter(cutoff_distance=2.0)

@@ -284,6 +284,14 @@ def test_what_is_stored_is_as_by_torchrls_writer(storage):
             assert_equal(ours.writer.state_dict()[name], value)
 
 
+def test_a_batch_beyond_the_capacity_counts_whole():
+    rb = buffer("newest", 3)
+    rb.extend(objects(1))
+    assert rb.extend(objects(2, 3, 4, 5, 6)).tolist() == [1, 2, 0, 1, 2]
+    assert states(rb) == [4, 5, 6]
+    assert rb.write_count == 6
+
+
 def test_a_storage_that_another_process_lays_out():
     rb = TensorDictReplayBuffer(
         storage=LazyTensorStorage(3, shared_init=True), writer=RewardPrioritizedWriter()

@@ -100,6 +100,12 @@ def test_measuring_changes_nothing_and_repeats():
     assert first["eubo"] != asked.history[0]["eubo"]
 
 
+def test_each_step_is_measured_by_samples_of_its_own():
+    evaluation = Trainer(grid(metrics=MetricsOptions(("elbo",), 50))).evaluation
+    first, again, later = (evaluation.columns(step)["elbo"] for step in (3, 3, 4))
+    assert first == again != later
+
+
 def test_names_are_checked():
     assert get_args(MetricName) == ALL
     check_metrics(("accuracy", "elbo"), DeceptiveGrid(4, 32))  # large, but of a known size
