@@ -60,9 +60,12 @@ class Baseline:
             n_stored: number of these rows that the buffer stored.
         """
         self._n_written += n_stored
-        finite = log_reward[log_reward.isfinite()]
-        if finite.numel():
-            lowest, alpha, mean = float(finite.min()), self.alpha, self._mean
+        lowest = float(log_reward.min()) if log_reward.numel() else math.inf
+        if not math.isfinite(lowest):  # rarely, and it takes ten times as long
+            finite = log_reward[log_reward.isfinite()]
+            lowest = float(finite.min()) if finite.numel() else math.inf
+        if lowest < math.inf:
+            alpha, mean = self.alpha, self._mean
             self._mean = lowest if mean is None else alpha * lowest + (1 - alpha) * mean
 
     def value(self, rb: ReplayBuffer | None) -> float | None:
