@@ -221,7 +221,7 @@ def test_float_actions_wait_for_others() -> None:
     assert score.seen[0].equal(expected.actions.tensor)
 
 
-def test_times_of_messages_are_noted() -> None:
+def test_times_of_messages_are_noted_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     times = {}
 
     def train():
@@ -229,11 +229,13 @@ def test_times_of_messages_are_noted() -> None:
         rb.add(rollouts(n=4))
         times.update(rb.timing_data)
 
-    made = run(ours.ReplayBufferManager, train, timing=True)
+    run(ours.ReplayBufferManager, train, timing=True)
     names = "local_add", "serialize_objs", "send_data", "recv_score", "send_objs"
     assert {name: len(times[name]) for name in names} == dict.fromkeys(names, 1)
     assert sum(times[name][0] for name in names[1:4]) <= times["send_objs"][0]
-    assert made.replay_buffer.timing_data.keys() == {"local_add"}
+    printed = capsys.readouterr().out
+    for text in ("Manager 1: 1 batches", "rank 0: 1 batches", "  score: total=", "  local_add: "):
+        assert text in printed
 
 
 def test_states_are_sent_to_a_diverse_manager() -> None:

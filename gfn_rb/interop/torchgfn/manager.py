@@ -40,8 +40,7 @@ class ReplayBufferManager:
         remote_manager_rank: must be None, as a manager has no manager of its own.
         communication_backend: ``"mpi"``; or ``"torch"`` or ``"gloo"``, both sockets between
             the processes of torch.distributed. Its first use in a process waits for all processes.
-        timing: record the seconds of each add in ``replay_buffer.timing_data``. The seconds of each
-            phase are in the log, in one line at the end of :meth:`run`.
+        timing: print the seconds of each phase of :meth:`run` and of each add at its end.
         store_locally: keep the items instead of only scoring them.
         baseline_strategy: the log-reward that workers with ``baseline_filtering`` compare with.
             Once the buffer is full, the lowest one in it (``"min"``) or a percentile of it
@@ -141,6 +140,8 @@ class ReplayBufferManager:
         """
         self._manager.run()
         self.is_running, self.exit_counter = False, self._manager.n_left
+        if self.timing:
+            print(self._timing_summary(), end="", flush=True)
 
     def default_scoring_function(self, obj: Any, sender_rank: int = -1) -> dict[str, float]:
         """Return an infinite score."""
@@ -171,6 +172,14 @@ class ReplayBufferManager:
                 buffers.
         """
         return endpoint(backend).queries.metadata(manager_rank, PATIENCE)
+
+    def _timing_summary(self) -> str:
+        known = self._manager.metadata()
+        lines = [f"Manager {self.rank}: {known['batches']} batches"]
+        for rank, sender in known["senders"].items():
+            lines.append(f"  rank {rank}: {sender['batches']} batches, {sender['bytes']:,} bytes")
+        lines += [f"  {phase}: total={s:.4f}s" for phase, s in known["seconds"].items()]
+        return "\n".join([*lines, self.replay_buffer.timing_log()])
 
     def _add_and_score(self, rows: TensorDictBase, sender: int) -> dict[str, Any]:
         # The buffer here is torchgfn's rather than our manager's: it takes rows of any width and
