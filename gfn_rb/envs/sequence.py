@@ -254,7 +254,7 @@ class SequenceEnv(GFNEnv):
     def states_of(
         self, action: Int64[Tensor, "n T"], length: Integers
     ) -> Int64[Tensor, "n T1 *state"]:
-        """Write each letter at its place, see the orders below."""
+        """Write each letter at its place, see :class:`Append`."""
         return self.order.states_of(action, length)
 
     @takes_arrays
