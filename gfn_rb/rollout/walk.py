@@ -142,7 +142,7 @@ class Walk:
         if type(self.policy).forward is StateModule.forward and not env.action_shape:
             evaluate = self.policy.evaluator()
         is_plain = explored.temperature == 1 and not (explored.epsilon or explored.exit_bias)
-        steps = Steps(len(start), first=int(is_backward), device=start.device)
+        steps, chances = Steps(len(start), first=int(is_backward), device=start.device), []
         row, state = np.arange(len(start)), start.detach().numpy()
         action, goes_on = row, np.ones(len(start), np.bool_)
         if is_backward:
@@ -175,12 +175,10 @@ class Walk:
             action = kind
             if parameters is not None:
                 action = parameters.draw(torch.from_numpy(kind), explored).numpy()
-            if self.save_logprobs:
-                drawn = torch.from_numpy(kind), parameters, torch.from_numpy(action)
-                steps.log_prob.append(drawn_log_probs(p, *drawn, explored))
             steps.row.append(row)
             steps.state.append(state)
             steps.action.append(action)
+            chances.append((p, kind, parameters))
             if self.save_estimator_outputs:
                 steps.logits.append(logits)
             if is_backward:
@@ -192,6 +190,8 @@ class Walk:
             raise _endless(
                 start, torch.from_numpy(state), int(row[0]), 0, env.max_length, is_backward
             )
+        if self.save_logprobs and chances:
+            steps.log_prob = self._log_probs(chances, steps.action)
         return steps
 
     def _uniforms(self, n: int) -> Iterator[Float64[np.ndarray, "n 1"]]:
@@ -203,6 +203,19 @@ class Walk:
             return torch.rand(shape, dtype=torch.float64, generator=generator).numpy()
 
         return chain.from_iterable(map(block, range(0, n_steps, _BLOCK)))
+
+    def _log_probs(self, chances: list[Any], actions: list[np.ndarray]) -> list[Tensor]:
+        """Return the log-probabilities of all actions, without parameters in one operation."""
+        p, kinds, parameters = zip(*chances, strict=True)
+        if parameters[0] is None:
+            kind = torch.from_numpy(np.concatenate(kinds))
+            return [drawn_log_probs(torch.cat(p), kind, None, kind, self.exploration)]
+        return [
+            drawn_log_probs(
+                each, torch.from_numpy(kind), density, torch.from_numpy(action), self.exploration
+            )
+            for each, kind, density, action in zip(p, kinds, parameters, actions, strict=True)
+        ]
 
     def roll_together(self, state: StateBatch, condition: ConditionBatch | None) -> PaddedSteps:
         """Do as :meth:`roll` does, all rows at every step, with one wait for their device."""
