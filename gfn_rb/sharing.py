@@ -56,6 +56,20 @@ class SlotState(Protocol):
         """Put counters back, if any are given, and work out anew what follows from the rows."""
 
 
+@runtime_checkable
+class SlotJournal(AbstractContextManager[Any], Protocol):
+    """Recorder of the changes of a storage, which writes them to a file when its block ends."""
+
+    def record(self, slot: Tensor) -> None:
+        """Note that rows, or what is kept beside them, are about to change."""
+
+    def record_all(self) -> None:
+        """Note that all there was has been replaced."""
+
+    def save_states(self, states: list[dict[str, Any]]) -> None:
+        """Save what a checkpoint holds beside the rows, of which changes are not noted."""
+
+
 class _Before(NamedTuple):
     """Rows in slots before they are overwritten, and what counts rows."""
 
@@ -337,16 +351,13 @@ def _unlock_counters(*parts: Any) -> None:
                 setattr(part, name, mp.Value(type(number), number.value, lock=unlocked))
 
 
-def journal_of(storage: Storage | None) -> Any:
+def journal_of(storage: Storage | None) -> SlotJournal | None:
     """Return the journal of what happens to a storage, None where there is none."""
     return vars(storage).get(_JOURNAL) if storage is not None else None
 
 
-def keep_journal(rb: ReplayBuffer, journal: Any) -> None:
-    """Have a journal told what happens to a buffer, of which it is the write lock from now on.
-
-    Its ``record(slot)`` and ``record_all()`` are called before rows change.
-    """
+def keep_journal(rb: ReplayBuffer, journal: SlotJournal) -> None:
+    """Have a journal told what happens to a buffer, of which it is the write lock from now on."""
     setattr(rb.storage, _JOURNAL, journal)
     compat.set_write_lock(rb, journal)
 

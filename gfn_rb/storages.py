@@ -149,14 +149,14 @@ class EncodedStorage(KeepsArguments, RowTensorStorage):
     ragged: dict[NestedKey, NestedKey]
     lengths_in_content: dict[str, str]
     # Its methods, which :class:`~gfn_rb.RaggedStorage` documents.
-    padded: Callable[..., TensorDictBase]
-    padded_rows: Callable[..., TensorDictBase]
-    encoded: Callable[..., TensorDictBase]
-    blocks: Callable[..., Iterator[TensorDictBase]]
-    hashes: Callable[..., Tensor]
-    content: Callable[..., dict[str, Tensor]]
-    check_content: Callable[..., int]
-    restore: Callable[..., None]
+    padded: Callable[[Any], TensorDictBase]
+    padded_rows: Callable[[Any], TensorDictBase]
+    encoded: Callable[[TensorDictBase, Tensor], TensorDictBase]
+    blocks: Callable[[], Iterator[TensorDictBase]]
+    hashes: Callable[[Any, NestedKey], Tensor]
+    content: Callable[..., dict[str, Tensor]]  # of some slots, by default all
+    check_content: Callable[[Mapping[str, Tensor]], int]
+    restore: Callable[[Mapping[str, Tensor]], None]
 
 
 def _is_vector(index: Any) -> bool:

@@ -259,8 +259,9 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
                 f"sampler state holds {sorted(state_dict)}, this {type(self).__name__} expects "
                 f"{sorted(own)}"
             )
-        for name in ("key", "group", "weight"):
-            if (came := state_dict.get(name)) != (expected := own.get(name)):
+        for name, expected in own.items():
+            is_name = expected is None or isinstance(expected, str)  # of what it draws by
+            if is_name and (came := state_dict[name]) != expected:
                 raise CheckpointMismatchError(
                     f"sampler state is of {name}={came!r}, expected {name}={expected!r}"
                 )

@@ -184,11 +184,13 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         Raises:
             KeyMismatchError, ShapeError: as :meth:`extend` raises them.
         """
-        slot, rows = torch.as_tensor(index), data
+        slot = torch.as_tensor(index)
         with one_write(self._storage, self):
             record_slots(self._storage, slot)
-            checked = self._layout.check(rows if slot.ndim else rows.unsqueeze(0), self._storage)
-            checked = checked if slot.ndim else checked.squeeze(0)
+            if slot.ndim:
+                checked = self._layout.check(data, self._storage)
+            else:
+                checked = self._layout.check(data.unsqueeze(0), self._storage).squeeze(0)
             return super().write_at(index, self._on_storage_device(checked))
 
     def slot_tensors(self) -> list[Tensor]:
