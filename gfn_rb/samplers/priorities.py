@@ -155,8 +155,9 @@ class HeldPriorities:
             _check_size(known, storage.max_size)
             self._storage = storage
             n, device = storage.max_size, storage_device(storage)
-            self._priority = torch.full((n + 1,), math.nan, dtype=torch.float64, device=device)
-            self._priority[: len(known)] = known
+            priority = torch.full((n + 1,), math.nan, dtype=torch.float64, device=device)
+            priority[: len(known)] = known
+            self._priority = priority  # last: it stands for what is known
         return self._priority
 
     def _follow_others(self, storage: Storage) -> None:
