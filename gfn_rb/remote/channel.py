@@ -56,7 +56,8 @@ class FrameChannel:
         self._compact = compact
         self._max_rows = max_rows
         self._have_form: set[int] = set()
-        self._in_flight: defaultdict[int, deque[SendHandle]] = defaultdict(deque)
+        # By rank and tag: messages of one tag alone are received in order.
+        self._in_flight: defaultdict[tuple[int, int], deque[SendHandle]] = defaultdict(deque)
 
     @property
     def row_form(self) -> str | None:
@@ -78,7 +79,7 @@ class FrameChannel:
         scores: TensorDictBase | None = None,
     ) -> SendHandle:
         """Send a frame without waiting; items must not change until it has left."""
-        unsent = self._unsent(dest)  # which lets MPI move them
+        unsent = self._unsent(dest, tag)  # which lets MPI move them
         if rows is not None and dest in self._have_form and self._compact is not None:
             with suppress(GfnRbError):  # rows of another kind than the form's are sent whole
                 rows, meta = self._compact.packed(rows), {**(meta or {}), "compact": True}
@@ -122,14 +123,14 @@ class FrameChannel:
         except Exception as error:  # an environment may raise anything for foreign numbers
             raise WireError(f"rows cannot be read as {self.row_form}: {error}") from error
 
-    def in_flight(self, dest: int) -> tuple[int, int]:
-        """Return number and bytes of the frames still being sent."""
-        handles = self._unsent(dest)
+    def in_flight(self, dest: int, tag: int) -> tuple[int, int]:
+        """Return number and bytes of the frames of a tag still being sent."""
+        handles = self._unsent(dest, tag)
         return len(handles), sum([each.nbytes for each in handles])
 
-    def _unsent(self, dest: int) -> deque[SendHandle]:
+    def _unsent(self, dest: int, tag: int) -> deque[SendHandle]:
         """Release frames that have left; return those still being sent, without counting them."""
-        handles = self._in_flight[dest]
+        handles = self._in_flight[dest, tag]
         try:
             while handles and handles[0].done():
                 handles.popleft()
@@ -140,16 +141,16 @@ class FrameChannel:
     def flush(self, timeout: float, exclude: Collection[int] = ()) -> int:
         """Wait until all frames but those to excluded ranks have left; return how many have not."""
         end = time.monotonic() + timeout
-        ranks = [rank for rank in self._in_flight if rank not in exclude]
-        for dest in ranks:
-            while unsent := self._unsent(dest):
+        queues = [queue for queue in self._in_flight if queue[0] not in exclude]
+        for queue in queues:
+            while unsent := self._unsent(*queue):
                 try:
                     unsent[0].wait(max(0.0, end - time.monotonic()))
                 except TransportTimeoutError:
                     break
                 except PeerLostError:
                     unsent.clear()
-        return sum(len(self._in_flight[rank]) for rank in ranks)
+        return sum(len(self._in_flight[queue]) for queue in queues)
 
 
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})

@@ -37,15 +37,15 @@ from gfn_rb.remote.messages import (
 )
 from gfn_rb.remote.ranks import Membership, RankState
 from gfn_rb.stopwatch import Stopwatch
-from gfn_rb.transports.base import Envelope, SendHandle
+from gfn_rb.transports.base import Envelope
 from gfn_rb.writers.rows import select_rows, shallow_copy
 
 log = logging.getLogger(__name__)
 
 PHASES = ("idle", "receive", "store", "score", "feed", "reply", "checkpoint")
 
-MAX_UNREAD = 256  # replies that a rank may leave unread before it counts as lost
-MAX_UNREAD_NBYTES = 1 << 28  # of these; answers to questions are bounded by number instead
+MAX_UNREAD = 256  # replies that a rank may leave unread, of batches and of questions
+MAX_UNREAD_NBYTES = 1 << 28  # of those of batches; one answer to a question is unread at most
 
 
 class MessageHandler:
@@ -79,7 +79,6 @@ class MessageHandler:
         self._index = None if buffer is None else ObjectIndex(buffer, self.transport.size)
         self._watch = Stopwatch(PHASES)
         self._drops, self._below = drops_duplicates, below
-        self._answered: dict[int, SendHandle] = {}  # the answer to each rank's last question
         self._logged: set[tuple[int, str]] = set()
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
@@ -125,19 +124,11 @@ class MessageHandler:
         if frame.kind not in self._queries:
             raise ArgumentError(f"a frame of kind {frame.kind} is no query")
         # A question has a few bytes, and its answer may be as large as the whole buffer.
-        if self._unread_answer(frame.source):
+        if self._channel.in_flight(frame.source, METADATA_TAG)[0]:
             raise ArgumentError("it has not taken the answer to its last question")
         answer = self._queries[frame.kind]()
         rows = answer.pop("rows", None)
         self._reply(frame, Kind(frame.kind), answer, rows)
-
-    def _unread_answer(self, rank: int) -> int:
-        """Return the size of the answer to a rank's last question, 0 once it has been read."""
-        handle = self._answered.get(rank)
-        if handle is None or not handle.done():
-            return 0 if handle is None else handle.nbytes
-        del self._answered[rank]  # which holds the whole answer
-        return 0
 
     # Workers.
 
@@ -265,21 +256,22 @@ class MessageHandler:
         """Reply to a message.
 
         A manager that waited would be as slow as its slowest worker, and one that queued without a
-        limit would run out of memory: a rank that leaves too many replies unread is lost.
+        limit would run out of memory. A rank with too many unread replies is sent no further ones,
+        and lost if they are of batches.
         """
-        dest = frame.source
+        dest, tag = frame.source, frame.tag
         try:
-            unread, nbytes = self._channel.in_flight(dest)
-            nbytes -= self._unread_answer(dest)
-            if unread > MAX_UNREAD or nbytes > MAX_UNREAD_NBYTES:
+            unread, nbytes = self._channel.in_flight(dest, tag)
+            if unread >= MAX_UNREAD or (tag == DATA_TAG and nbytes >= MAX_UNREAD_NBYTES):
+                if tag == DATA_TAG:
+                    left = f"{MAX_UNREAD} answers or {MAX_UNREAD_NBYTES} bytes of them"
+                    self._lose(dest, f"it has left {left} unread")
+                else:
+                    left = f"{MAX_UNREAD} answers to questions"
+                    self._warn(dest, left, f"rank {dest} has left {left} unread: sending no more")
                 return
             self._watch.switch("reply")
-            sent = self._channel.send(dest, frame.tag, kind, meta, rows, scores)
-            if kind in self._queries:
-                self._answered[dest] = sent
-            elif unread == MAX_UNREAD or nbytes + sent.nbytes > MAX_UNREAD_NBYTES:
-                left = f"{MAX_UNREAD} answers or {MAX_UNREAD_NBYTES} bytes of them"
-                self._lose(dest, f"it has left {left} unread")
+            self._channel.send(dest, tag, kind, meta, rows, scores)
         except PeerLostError as error:
             self._lose(dest, str(error))
         except TransportClosedError:
@@ -295,7 +287,8 @@ class MessageHandler:
         self._log(frame, why)
         number = frame.meta.get("id")
         to = number if is_number(number) else None
-        self._reply(frame, Kind.ERROR, {"to": to, "error": describe_error(why)})
+        if frame.tag in (DATA_TAG, METADATA_TAG):  # nobody reads others
+            self._reply(frame, Kind.ERROR, {"to": to, "error": describe_error(why)})
 
     def _log(
         self, frame: ReceivedFrame, why: Exception, outcome: str = "refused", what: str = ""

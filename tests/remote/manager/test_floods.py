@@ -95,14 +95,16 @@ def test_who_leaves_answers_unread_is_lost_and_sent_no_more(name, bound, monkeyp
     manager, link = ReplayBufferManager(mine, fifo_buffer(9), wide), FrameChannel(theirs)
 
     def unread():
-        count, nbytes = manager._channel.in_flight(1)
+        count, nbytes = manager._channel.in_flight(1, DATA_TAG)
         return count if name == "MAX_UNREAD" else nbytes
 
     answer = None
+    link.send(0, METADATA_TAG, Kind.METADATA)  # whose answer is not read either
+    manager.step()
     for number in range(200):
         link.send(0, DATA_TAG, Kind.ITEMS, {"id": number}, objects([number]))
         manager.step()
-        answer = answer or manager._channel._in_flight[1][0].nbytes
+        answer = answer or manager._channel._in_flight[1, DATA_TAG][0].nbytes
         assert unread() <= bound + (1 if name == "MAX_UNREAD" else answer)
     assert "worker 1 is lost: it has left" in caplog.text
     assert len(caplog.messages) == 2  # that, and that it is back
@@ -111,3 +113,23 @@ def test_who_leaves_answers_unread_is_lost_and_sent_no_more(name, bound, monkeyp
     link.send(0, DATA_TAG, Kind.ITEMS, {"id": 999}, objects([1]))
     manager.step()
     assert link.receive(0).meta["to"] == 999
+
+
+def test_who_leaves_answers_to_questions_unread_is_answered_for_its_batches(monkeypatch, caplog):
+    monkeypatch.setattr("gfn_rb.remote.handler.MAX_UNREAD", 20)
+    mine, theirs = group(2)
+    manager, link = ReplayBufferManager(mine, fifo_buffer(9)), FrameChannel(theirs)
+    for number in range(50):
+        link.send(0, METADATA_TAG, Kind.METADATA)
+        link.send(0, DATA_TAG, Kind.ITEMS, {"id": number}, objects([number]))
+        manager.step(), manager.step()
+        assert link.receive(0, DATA_TAG).meta["to"] == number
+    assert [line[:47] for line in caplog.messages] == [
+        "manager 0: refused what rank 1 sent: ArgumentEr",
+        "manager 0: rank 1 has left 20 answers to questi",
+    ]
+    answers = [frame.kind for frame in iter(lambda: link.receive(0), None)]
+    assert answers == [Kind.METADATA, *[Kind.ERROR] * 19]
+    link.send(0, METADATA_TAG, Kind.METADATA)
+    manager.step()
+    assert link.receive(0).kind == Kind.METADATA

@@ -30,6 +30,6 @@ def test_frames_that_do_not_leave_are_counted():
     assert mine.flush(0.01, exclude=[2]) == 1
     one.receive()
     assert mine.flush(0.01, exclude=[2]) == 0
-    assert mine.in_flight(2)[0] == 1
+    assert mine.in_flight(2, 0)[0] == 1
     other.transport.close()
-    assert mine.in_flight(2) == (0, 0)
+    assert mine.in_flight(2, 0) == (0, 0)
