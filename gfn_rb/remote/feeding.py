@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,24 @@ from gfn_rb.writers.rows import select_rows, shallow_copy
 
 _CHUNK = 8192  # compact or ragged rows made whole at a time: all may be larger than memory
 _REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
+
+
+@cache
+def compile_loops() -> None:
+    """Compile the loops of exchanges, or read them from disk, before a peer waits for an answer.
+
+    A machine that has not compiled them needs several seconds, and a timeout may be shorter.
+    """
+    objects, order, weights = Objects(64, 1), Order(64), Weights(64)
+    for n in (64, 1):  # changes of many rows and of few take different loops
+        slot = np.arange(n)
+        objects.put(slot, objects.look_up(slot[:, None])[0])
+        order.put(slot, np.zeros(n), slot)
+        for dtype in (torch.float32, torch.float64):
+            weights.update(torch.from_numpy(slot), torch.zeros(n, dtype=dtype))
+    weights.draw_distinct(1)
+    order.remove(order.first(1))
+    order.remove(order.first(63))
 
 
 class ObjectIndex:

@@ -23,7 +23,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
-from gfn_rb.remote.feeding import ObjectIndex
+from gfn_rb.remote.feeding import ObjectIndex, compile_loops
 from gfn_rb.remote.messages import (
     DATA_TAG,
     METADATA_TAG,
@@ -77,6 +77,8 @@ class MessageHandler:
         self._workers = workers
         self._senders = {rank: SenderStatistics() for rank in workers}
         self._index = None if buffer is None else ObjectIndex(buffer, self.transport.size)
+        if buffer is not None:
+            compile_loops()
         self._watch = Stopwatch(PHASES)
         self._drops, self._below = drops_duplicates, below
         self._logged: set[tuple[int, str]] = set()

@@ -29,7 +29,7 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.baseline import BaselineFilter
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.client import ManagerClient, answer_of, checked_answer
-from gfn_rb.remote.feeding import ObjectIndex, Subscription, look_up
+from gfn_rb.remote.feeding import ObjectIndex, Subscription, compile_loops, look_up
 from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
 from gfn_rb.remote.ranks import batches_of, check_ranks, join_batches
 from gfn_rb.storages import EncodedStorage
@@ -133,6 +133,8 @@ class ReplayBufferWorker(ManagerClient):
         self._local = None if buffer is None or subscription is None else ObjectIndex(buffer)
         storage = None if buffer is None else buffer.storage
         self._encoded = storage if isinstance(storage, EncodedStorage) else None
+        if buffer is not None:
+            compile_loops()
         self._connected = False
         self._adds = 0
         self._pending: list[TensorDictBase] = []

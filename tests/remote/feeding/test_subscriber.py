@@ -1,4 +1,7 @@
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -130,3 +133,26 @@ def test_slots_that_a_buffer_stores_are_not_given():
 def test_foreign_terms_are_not_believed(bad, message):
     with pytest.raises(ArgumentError, match=message):
         Subscriber(1, bad, ObjectIndex(fifo_buffer(6), 4))
+
+
+@pytest.mark.slow
+def test_loops_are_compiled_before_a_peer_waits(tmp_path):
+    code = """if True:
+        import numpy as np
+        from numba.core.event import RecordingListener, install_listener
+        from remote.remote_runs import managed, objects
+        from gfn_rb import reward_prioritized_buffer
+        from gfn_rb.remote.feeding import POLICIES
+
+        manager, *clients = managed(reward_prioritized_buffer(200), n=4)
+        with install_listener("numba:compile", RecordingListener()) as compiled:
+            for client, policy in zip(clients, POLICIES):
+                client.subscribe(policy=policy)
+            for batch in np.split(np.arange(600), [150, 151, 152, 400]):
+                for client in clients:
+                    assert "error" not in client.send(objects(batch.tolist())).meta
+        print(len(compiled.buffer), len(manager.buffer))
+    """
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": "tests"}
+    found = subprocess.check_output([sys.executable, "-c", code], env=env, text=True)
+    assert found.split() == ["0", "200"]
