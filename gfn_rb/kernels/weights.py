@@ -157,7 +157,7 @@ class Weights:
             The rows in the order of their draw, fewer than n if fewer have a positive weight; the
             log-probability of each as a single draw; and whether there are n.
         """
-        row, _, log_prob = self._arrive(n, np.empty(0), _NO_ROWS, generator)
+        row, _, log_prob = self._arrive(n, 0, _NO_ROWS, math.inf, generator)
         return torch.from_numpy(row), torch.from_numpy(log_prob), len(row) == n
 
     def perturbed(
@@ -165,8 +165,9 @@ class Weights:
         n: int,
         generator: torch.Generator | None = None,
         without: Int64[np.ndarray, "m"] = _NO_ROWS,
-    ) -> tuple[Int64[Tensor, "k"], Float64[Tensor, "k"]]:
-        """Return the at most n rows of largest Gumbel-perturbed log-weight, largest first.
+        last: float = math.inf,
+    ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"], Float[np.ndarray, "k"]]:
+        """Return the at most n rows of largest Gumbel-perturbed log p, largest first.
 
         They have the law of n draws without replacement, in order. Next to those of another
         distribution, the largest of both have the law of draws from the two together.
@@ -174,27 +175,34 @@ class Weights:
         Args:
             n: number of rows, at least 1.
             generator: source of randomness. Default: PyTorch's global generator.
-            without: rows that are left out, each once.
+            without: rows that earlier calls returned: the next ones follow.
+            last: the lowest score of those.
+
+        Returns:
+            Rows, their scores, and the log-probability of each as a single draw.
         """
-        wait = torch.empty(3 * n, dtype=torch.float64).exponential_(generator=generator)
-        row, score, _ = self._arrive(n, wait.numpy(), without, generator)
-        return torch.from_numpy(row), torch.from_numpy(score)
+        return self._arrive(n, 3 * n, without, last, generator)
 
     def _arrive(
         self,
         n: int,
-        wait: Float64[np.ndarray, "t"],
+        n_waits: int,
         without: Int64[np.ndarray, "m"],
+        last: float,
         generator: torch.Generator | None,
     ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-        """Return the first n rows to arrive, each at a rate equal to its weight, and their log p.
+        """Return the first n rows to arrive, each at a rate equal to its p, and their log p.
 
-        Minus the logarithm of an arrival is a Gumbel-perturbed log-weight.
+        Minus the logarithm of an arrival is a Gumbel-perturbed log p. ``last`` is that of the last
+        arrival before, among the rows ``without``. Scores are zero where no waits are drawn.
         """
         log_mass = self._log_mass()
-        uniform = torch.rand(3 * n, dtype=torch.float64, generator=generator).numpy()
+        uniform = torch.rand(3 * n + n_waits, dtype=torch.float64, generator=generator).numpy()
         arrays = self._log_weight, self._mass, self._lowest, self._start
-        row, score, log_prob = _distinct(uniform, wait, without, n, *arrays, self._origin, log_mass)
+        place, wait = uniform[: 3 * n], uniform[3 * n :]
+        row, score, log_prob = _distinct(
+            place, wait, without, last, n, *arrays, self._origin, log_mass
+        )
         if len(row) == n:
             return row, score, log_prob
         # The masses that are left are too small to be added up.
@@ -203,11 +211,12 @@ class Weights:
         left = np.flatnonzero(weight > -math.inf)
         others = torch.from_numpy(weight[left])
         late, order = (others + gumbel_like(others, generator)).topk(min(n - len(row), len(left)))
+        log_p = others[order] - self._origin - log_mass
+        late -= self._origin + log_mass
         # Arrivals have no memory: the others arrive as long after the last one as they would have.
-        since = -score[-1] if len(row) and len(wait) else -math.inf
-        late_row, late_score = left[order.numpy()], -np.logaddexp(since, -late.numpy())
-        late_log_prob = self.log_weight[late_row] - self._origin - log_mass
-        pairs = (row, late_row), (score, late_score), (log_prob, late_log_prob.float().numpy())
+        since = -(score[-1] if len(row) and n_waits else last)
+        late_score = -np.logaddexp(since, -late.numpy())
+        pairs = (row, left[order.numpy()]), (score, late_score), (log_prob, log_p.float().numpy())
         return tuple(np.concatenate(pair) for pair in pairs)  # type: ignore[return-value]
 
 
@@ -307,7 +316,7 @@ def _draw(uniform, log_weight, mass, start, origin, log_mass):  # type: ignore[n
 
 @compiled
 def _distinct(  # type: ignore[no-untyped-def]
-    uniform, wait, without, n, log_weight, mass, lowest, start, origin, log_mass
+    uniform, wait, without, last, n, log_weight, mass, lowest, start, origin, log_mass
 ):
     """Draw n different rows until the mass that is left is too small; return scores and log p, too.
 
@@ -323,7 +332,8 @@ def _distinct(  # type: ignore[no-untyped-def]
         out[i], kept_out[i] = without[i], mass[without[i]]
         mass[without[i]] = 0.0
     kept, found = np.empty(n), np.empty(n, np.int64)
-    n_drawn, n_out, n_added, n_tried, now = 0, n_without, 0, 0, 0.0
+    n_drawn, n_out, n_added, n_tried = 0, n_without, 0, 0
+    now = math.exp(min(-last - log_mass, _FAR))
     while n_drawn < n:
         _add_up(out[n_added:n_out], log_weight, mass, lowest, start)
         n_added, total = n_out, mass[-1]
@@ -337,12 +347,12 @@ def _distinct(  # type: ignore[no-untyped-def]
         for trial in range(n_trials):
             i = found[trial]
             if len(wait) > 0:
-                now += wait[n_tried + trial] / total
+                now += max(-math.log(1 - wait[n_tried + trial]), _TINY) / total
             if mass[i] > 0:
                 row[n_drawn], kept[n_drawn] = i, mass[i]
                 log_prob[n_drawn] = float(log_weight[i]) - origin - log_mass
                 if len(wait) > 0:
-                    score[n_drawn] = origin - math.log(now)
+                    score[n_drawn] = -math.log(now) - log_mass
                 mass[i] = -mass[i]
                 n_drawn += 1
             elif mass[i] < 0:
@@ -356,6 +366,29 @@ def _distinct(  # type: ignore[no-untyped-def]
         mass[without[i]] = kept_out[i]
     _add_up(out[:n_out], log_weight, mass, lowest, start)
     return row[:n_drawn], score[:n_drawn], log_prob[:n_drawn]
+
+
+@compiled
+def merged_draws(row, score, log_prob, size, log_share, n):  # type: ignore[no-untyped-def]
+    """Return part, row and log p of the n largest scores of several parts, largest first.
+
+    Rows come part after part, each in descending order. Scores and log p become those of all parts
+    together. The last result is whether further rows of a part might be among the largest.
+    """
+    end, n_drawn = size.cumsum(), min(n, len(row))
+    at, part, drawn = end - size, np.empty(n_drawn, np.int64), np.empty(n_drawn, np.int64)
+    joint = np.empty(n_drawn, np.float32)
+    for i in range(n_drawn):
+        best, highest = -1, -np.inf
+        for j in range(len(size)):
+            if at[j] < end[j] and (best < 0 or score[at[j]] + log_share[j] > highest):
+                best, highest = j, score[at[j]] + log_share[j]
+        part[i], drawn[i], joint[i] = best, row[at[best]], log_prob[at[best]] + log_share[best]
+        at[best] += 1
+    is_open = at == end
+    if n_drawn == n:
+        is_open[part[-1]] = False  # it has the lowest of those scores
+    return part, drawn, joint, is_open
 
 
 @compiled

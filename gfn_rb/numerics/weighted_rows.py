@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from gfn_rb.arguments import as_count
-from gfn_rb.kernels.weights import LARGEST, Weights, first_occurrences, gumbel_like
+from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like, merged_draws
 from gfn_rb.shapes import Bool, Float, Float64, Int64, Shaped
+
+_SPARE = 16  # rows that each part of a union is asked for beyond its share, at least 1
 
 
 def weighted_rows(
@@ -107,20 +109,16 @@ class WeightedRows:
             The rows in the order of their draw, the log-probability of each as a single draw, and
             whether n rows of positive weight exist: if not, the rows at the end are not draws.
         """
-        index, score = self.perturbed(n, generator)
-        log_prob = self._log_prob(self.log_weight[index]).to(torch.float32)
+        index, score, log_prob = self.perturbed(n, generator)
         return index, log_prob, score[-1] > -math.inf
 
     def perturbed(
         self, n: int, generator: torch.Generator | None = None
-    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
-        """Return the n rows of largest Gumbel-perturbed log-weight, largest first.
-
-        They have the law of n draws without replacement, in order. Next to those of another
-        distribution, the largest of both have the law of draws from the two together.
-        """
+    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"], Float[Tensor, "n"]]:
+        """See :meth:`~gfn_rb.kernels.weights.Weights.perturbed`; rows without weight come last."""
         score, index = (self.log_weight + gumbel_like(self.log_weight, generator)).topk(n)
-        return index, score
+        log_prob = self._log_prob(self.log_weight[index]).to(torch.float32)
+        return index, self._log_prob(score), log_prob
 
     def _cumulative(self) -> tuple[Float64[Tensor, "N"], Float64[Tensor, ""]]:
         if self._mass is None:
@@ -206,45 +204,37 @@ class WeightedUnion:
     ) -> tuple[Int64[Tensor, "k"], Int64[Tensor, "k"], Float[Tensor, "k"], Bool[Tensor, ""] | bool]:
         """Draw n different rows, one after another, each from what the earlier ones left.
 
-        The first n different rows that draws with replacement meet have this law. Where they repeat
-        a few rows too often, the rest is drawn without repetition. On a device the whole batch is.
+        They are the rows of largest perturbed log p among those of all parts. On the host, a part
+        is asked for a few more than its share, and for further ones where those are too few.
 
         Returns:
             Part and row of each draw, its log-probability as a single draw, and whether there are n
             rows of positive weight: if not, there are fewer draws, or those at the end are none.
         """
-        if not self._log_mass.is_cpu:
-            part, row, log_prob, score = self._perturbed(n, generator)
-            return part, row, log_prob, score[-1] > -math.inf
-        k = len(self.parts)
-        draws: tuple[Tensor, ...] = self.draw(n + n // 8, generator)
-        for _ in range(3):
-            once = torch.from_numpy(first_occurrences((draws[1] * k + draws[0]).numpy())[:n])
-            part, row, log_prob = draws = tuple(each[once] for each in draws)
-            if not (missing := n - len(once)):
-                return part, row, log_prob, True
-            more = self.draw(missing + missing // 8, generator)
-            draws = tuple(torch.cat(pair) for pair in zip(draws, more, strict=True))
-        without = [row[part == i].numpy() for i in range(k)]
-        rest = self._perturbed(missing, generator, without)[:3]
-        pairs = zip((part, row, log_prob), rest, strict=True)
-        part, row, log_prob = (torch.cat(pair) for pair in pairs)
-        return part, row, log_prob, len(row) == n
-
-    def _perturbed(
-        self, n: int, generator: torch.Generator | None, without: Sequence[Any] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Draw different rows, except some of each part, by their perturbed log-weights.
-
-        They are the largest ones among those of all parts. Returns part, row, log p and score.
-        """
-        options = [{}] * len(self.parts) if without is None else [{"without": w} for w in without]
-        pairs = zip(self.parts, options, strict=True)
-        drawn = [tree.perturbed(min(n, tree.capacity), generator, **more) for tree, more in pairs]
-        rows, scores = zip(*drawn, strict=True)
-        score, best = torch.cat(scores).topk(min(n, sum(map(len, rows))))
-        part = torch.cat([row.new_full(row.shape, i) for i, row in enumerate(rows)])[best]
-        log_weight = [tree.log_weight[row] for tree, row in zip(self.parts, rows, strict=True)]
-        largest = self._log_mass.amax()  # subtracted first: the total of huge weights has no digits
-        log_prob = torch.cat(log_weight)[best] - largest - (self._log_mass - largest).logsumexp(0)
-        return part, torch.cat(rows)[best], log_prob.to(torch.float32), score
+        log_share = torch.log_softmax(self._log_mass, 0).clamp_(min=-LARGEST)
+        if not log_share.is_cpu:
+            drawn: list[Any] = [p.perturbed(min(n, p.capacity), generator) for p in self.parts]
+            parts = torch.cat([torch.full_like(row, i) for i, (row, *_) in enumerate(drawn)])
+            rows, scores, log_probs = (torch.cat(each) for each in zip(*drawn, strict=True))
+            score, best = (scores + log_share[parts]).topk(min(n, len(rows)))
+            log_prob = (log_probs + log_share[parts])[best].to(torch.float32)
+            return parts[best], rows[best], log_prob, score[-1] > -math.inf
+        most = [min(n, part.capacity) for part in self.parts]
+        few = (log_share.exp() * (1.1 * n) + _SPARE).tolist()
+        asked = [min(int(some), m) for some, m in zip(few, most, strict=True)]
+        pairs = zip(self.parts, asked, strict=True)
+        found: list[Any] = [part.perturbed(m, generator) for part, m in pairs]
+        while True:
+            size = np.array([len(row) for row, *_ in found])
+            arrays = map(np.concatenate, zip(*found, strict=True))
+            *draws, is_open = merged_draws(*arrays, size, log_share.numpy(), n)
+            short = [i for i in np.flatnonzero(is_open) if size[i] == asked[i] < most[i]]
+            if not short:
+                part, row, log_prob = map(torch.from_numpy, draws)
+                return part, row, log_prob, len(row) == n
+            for i in short:
+                row, score, _ = found[i]
+                more = min(3 * asked[i], most[i] - asked[i])
+                further = self.parts[i].perturbed(more, generator, row, score[-1])
+                found[i] = tuple(map(np.concatenate, zip(found[i], further, strict=True)))
+                asked[i] += more
