@@ -169,14 +169,12 @@ def _nbytes(dtype: str, shape: list[int]) -> int:
 def _bytes_of(columns: list[Tensor], slot: Int64[Tensor, "m"]) -> list[bytes]:
     if not len(slot):
         return []
-    parts = []
+    parts = [np.empty((len(slot), 0), np.uint8)]
     for column in columns:
-        flat = compat.as_plain(column).detach()
-        # As bytes first: not every dtype can be indexed.
-        flat = flat.reshape(len(flat), math.prod(flat.shape[1:])).view(torch.uint8)
-        parts.append(flat.index_select(0, slot.to(flat.device)).cpu())
-    joined = torch.cat(parts, 1) if parts else torch.empty((len(slot), 0), dtype=torch.uint8)
-    content, width = joined.numpy().tobytes(), joined.shape[1]
+        rows = compat.as_plain(column).detach().index_select(0, slot.to(column.device))
+        parts.append(np.frombuffer(plain_bytes(rows), np.uint8).reshape(len(slot), -1))
+    joined = np.concatenate(parts, 1)
+    content, width = joined.tobytes(), joined.shape[1]
     return [content[i * width : (i + 1) * width] for i in range(len(slot))]
 
 
@@ -218,7 +216,8 @@ def _columns(contents: Sequence[bytes], entries: list[Any]) -> list[Shaped[Tenso
     table = torch.from_numpy(np.frombuffer(content, np.uint8)).view(n, width)
     for dtype, shape in entries:
         end = start + _nbytes(dtype, shape)
-        part = table[:, start:end].contiguous().view(-1).view(DTYPES[dtype])
-        columns.append(part.view(n, *shape))
+        # A copy even of one row or none, which torch counts as contiguous wherever they begin.
+        part = table[:, start:end].clone(memory_format=torch.contiguous_format)
+        columns.append(part.view(-1).view(DTYPES[dtype]).view(n, *shape))
         start = end
     return columns

@@ -217,6 +217,16 @@ def test_rows_and_counts_of_transforms_come_back(path):
         assert_equal(again.transform.state_dict(), rb.transform.state_dict())
 
 
+@pytest.mark.parametrize(("capacity", "size"), [(1, 1), (2, 1), (2, 0)])
+def test_one_row_and_entries_without_elements_come_back(capacity, size, path):
+    # Of widths that put every entry where its dtype could not begin.
+    rows = {"flag": torch.ones(1, dtype=torch.bool), "half": torch.ones(1, size).half()}
+    rb = fifo_buffer(capacity, journal=path, sync="never")
+    rb.extend(TensorDict({**rows, "log_reward": torch.ones(1)}, [1]))
+    again = fifo_buffer(capacity, journal=copied(path))
+    assert_equal(dict(again[:].items()), dict(rb[:].items()))
+
+
 def test_writes_past_the_writer_come_back(path):
     rb = fifo_buffer(CAPACITY, journal=path, sync="never")
     rb.extend(items(8, 1))
@@ -549,7 +559,7 @@ def test_journals_of_other_buffers_are_refused(path):
 
 def test_other_formats_and_other_files_are_refused(path):
     for content, match in (
-        (b"gfn_rb\r\n" + bytes(120), "is of format 4 or older, expected 6: gfn_rb 0.3.0 reads it"),
+        (b"gfn_rb\r\n" + bytes(120), "is a checkpoint, or a journal of format 4 or older"),
         (b"x", "is no sound journal: it begins with b'x'"),
         (b"notes\n" * 100, "is no sound journal: it begins with b'notes"),
     ):
@@ -586,6 +596,9 @@ def test_paths_that_cannot_be(path):
             use()
     with pytest.raises(CheckpointError, match=r"cannot open the journal /proc/\d+/x"):
         MAKES["best"](journal="/proc/self/x")
+    (deep := path.parent.joinpath(*["d" * 100] * 12)).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="unable to open database file"):  # SQLite's limit
+        MAKES["best"](journal=deep / "x")
 
 
 def test_two_buffers_on_one_path_are_refused(path):
@@ -607,6 +620,8 @@ def test_a_journal_whose_file_was_replaced_says_so(path):
     path.with_name("copy").rename(path)
     with pytest.raises(CheckpointError, match="was replaced by another file"):
         rb.extend(items(5, 1))
+    with pytest.raises(CheckpointError, match="path must not be a journal"):
+        save_checkpoint(path, rb)
     path.unlink()
     with pytest.raises(CheckpointError, match="No such file"):
         rb.extend(items(5, 1))
@@ -619,7 +634,7 @@ def extend_and_sync(rb, seed):
 
 
 @pytest.mark.parametrize("sync", ["always", "interval"])
-def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path, sync, caplog):
+def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path, sync, caplog, tmp_path):
     rb = MAKES["best"](journal=path, sync=sync)
     rb.extend(items(9, 1))
     rb.journal.sync()
@@ -634,12 +649,16 @@ def test_a_full_disk_is_named_and_loses_nothing_once_there_is_room(path, sync, c
             rb.extend(rejected(3, 1))
         with pytest.raises(CheckpointError, match="cannot write"):
             rb.extend(items(9, 3))
+        with pytest.raises(CheckpointError, match="cannot write the journal"):
+            save_checkpoint(tmp_path / "elsewhere", rb)
         left = copied(path)
         rb.journal.__del__()  # as at the end of a process
         assert "changes are lost: cannot write the journal" in caplog.text
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert len(MAKES["best"](journal=left)) == 9
+    load_checkpoint(tmp_path / "elsewhere", saved := MAKES["best"]())
+    assert_equal(state_of(saved), state_of(rb))
     rb.extend(items(9, 4))
     rb.journal.sync()
     assert_comes_back(rb, MAKES["best"], path)
