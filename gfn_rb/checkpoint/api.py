@@ -15,6 +15,7 @@ from torchrl.data.replay_buffers.scheduler import ParameterScheduler
 from gfn_rb.arguments import kind_of, require_kind
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.checkpoint.buffers import restore, snapshot_of
+from gfn_rb.checkpoint.database import is_database
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.primitives import Secret, one_line
 from gfn_rb.errors import (
@@ -54,7 +55,8 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: a value cannot be saved, named in the message; or writing to the disk
-            failed. The older file is unchanged.
+            failed. The older file is unchanged. If the journal of the buffer cannot be written, the
+            file is complete.
 
     Examples:
         >>> save_checkpoint("run.ckpt", rb, model=policy.state_dict(), step=1000)
@@ -63,9 +65,9 @@ def save_checkpoint(
     """
     journal = journal_of(rb.storage) if isinstance(rb, ReplayBuffer) else None
     with snapshot_of(rb) as (states, rows):
-        if journal is not None:
-            journal.save_states(states)
         _write(path, {ROWS: rows, BUFFERS: states, VALUES: extra}, "extra", secret)
+        if journal is not None:  # afterwards: what its disk does not take is saved elsewhere
+            journal.save_states(states)
 
 
 def load_checkpoint(
@@ -184,18 +186,17 @@ def _write(
     path: str | PathLike[str], values: dict[str, Any], name: str, secret: Secret | None
 ) -> None:
     """Write a file of values, of which errors call the last one ``name``."""
-    try:
-        with published(resolved(path)) as stream:
-            write_file(stream, values, secret, {VALUES: name})
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+    if is_database(target := resolved(path)):
+        raise CheckpointError(f"path must not be a journal, which has rows of its own, got {path}")
+    with published(target) as stream:
+        write_file(stream, values, secret, {VALUES: name})
 
 
 def resolved(path: Any) -> Path:
     """Return a path with its links resolved; refuse others' links where everybody may write."""
-    if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fspath(path)):
+    if not isinstance(path, (str, os.PathLike)) or "\0" in (name := os.fsdecode(path)):
         raise ArgumentError(f"path must be a path to a file, got {kind_of(path)}")
-    given, stranger = Path(os.fsdecode(name)), None
+    given, stranger = Path(name), None
     try:
         if given.is_symlink():
             folder, owner = os.stat(given.parent), given.lstat().st_uid
@@ -203,7 +204,8 @@ def resolved(path: Any) -> Path:
             stranger = owner if is_open and owner not in (os.geteuid(), folder.st_uid) else None
         found = given.resolve()
     except (OSError, RuntimeError) as error:  # the latter of links, up to Python 3.12
-        raise CheckpointError(f"path {path} leads nowhere: {one_line(error)}") from None
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise CheckpointError(f"path {path} leads nowhere: {why}") from None
     if stranger is not None:
         raise CheckpointError(f"path {path} is a link of user {stranger} in a folder of everybody")
     return found

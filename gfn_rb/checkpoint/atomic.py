@@ -33,7 +33,19 @@ def published(path: Path) -> Iterator[BinaryIO]:
     step, and then the folder is synced. It has the mode of the file that it replaces. A kill at any
     time leaves the old or the new file, and at most one temporary file, which the next call
     removes. The temporary file of a living process is locked, and is not removed.
+
+    Raises:
+        CheckpointError: writing to the disk failed, or ``path`` is no file. The old file stays.
     """
+    try:
+        with _replacing(path) as stream:
+            yield stream
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
     mode = None
     with suppress(FileNotFoundError):
         mode = path.stat().st_mode

@@ -120,16 +120,17 @@ class Database:
             return
         if head.startswith(MAGIC):
             raise CheckpointMismatchError(
-                f"the journal {self.path} is of format 4 or older, expected {FORMAT}: gfn_rb 0.3.0 "
-                "reads it"
+                f"{self.path} is a checkpoint, or a journal of format 4 or older, expected a "
+                f"journal of format {FORMAT}: gfn_rb 0.3.0 reads older ones"
             )
         if head and head != _SQLITE:
             self.refuse(f"it begins with {head!r}")
 
     def _connected(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self._file, timeout=0.0, isolation_level=None, check_same_thread=False
-        )
+        with self.named_errors():  # of paths that are too long for SQLite, among others
+            connection = sqlite3.connect(
+                self._file, timeout=0.0, isolation_level=None, check_same_thread=False
+            )
         try:
             with self._reading():
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")

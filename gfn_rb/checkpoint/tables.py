@@ -64,6 +64,7 @@ def export_table(
 
     Raises:
         ArgumentError: the name ends otherwise, or ``env`` does not describe the objects.
+        CheckpointError: writing to the disk failed.
     """
     table = table_of(rb, env, k)
     write_table(path, table)

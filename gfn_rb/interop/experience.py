@@ -17,7 +17,6 @@ from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayB
 from gfn_rb.arguments import as_count, as_device, require_kind
 from gfn_rb.buffers.presets import fifo_buffer
 from gfn_rb.checkpoint import load_checkpoint, load_state, save_checkpoint
-from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointError,
@@ -26,7 +25,7 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
-from gfn_rb.interop.torch_files import read_torch_file
+from gfn_rb.interop.torch_files import read_torch_file, write_torch_file
 from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import staged
@@ -309,13 +308,9 @@ class ExperienceMemory:
         Raises:
             CheckpointError: writing to the disk failed.
         """
-        counters, file = self._counters(), Path(f"{fspath(path)}.metadata")
+        counters = self._counters()
         save_checkpoint(f"{fspath(path)}.gfnrb", self.memory, **counters)
-        try:
-            with published(file) as stream:
-                torch.save(counters, stream)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {file}: {error.strerror}") from error
+        write_torch_file(f"{fspath(path)}.metadata", counters)
 
     def load(self, path: str | PathLike[str]) -> None:
         """Restore what :meth:`save` saved.

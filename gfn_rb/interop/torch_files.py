@@ -1,13 +1,15 @@
-"""Files of ``torch.save`` that other libraries wrote."""
+"""Files of ``torch.save``, which other libraries read and write."""
 
 from __future__ import annotations
 
 import zipfile
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import CheckpointError
 
 
@@ -34,3 +36,16 @@ def read_torch_file(
             f"{fspath(path)} must contain a dictionary, got a {type(content).__name__}"
         )
     return content
+
+
+def write_torch_file(path: str | PathLike[str], content: dict[Any, Any]) -> None:
+    """Replace a file by one of ``torch.save``, in one step.
+
+    Raises:
+        CheckpointError: writing to the disk failed. The old file stays.
+    """
+    with published(Path(path)) as stream:
+        try:
+            torch.save(content, stream)
+        except RuntimeError as error:  # which torch raises after an error of the disk
+            raise (error.__context__ or error) from None

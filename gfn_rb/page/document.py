@@ -67,6 +67,7 @@ def view(
         GfnRbError: Bokeh is not installed.
         ArgumentError: an argument is of another kind, or ``curves`` lack ``reward_calls``.
         EmptyBufferError: there are neither rows nor curves.
+        CheckpointError: writing to the disk failed.
 
     Examples:
         >>> gfn_rb.view(rb, "page.html", env=TFBind8())

@@ -22,6 +22,7 @@ from gfn_rb.checkpoint import (
 )
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.errors import CheckpointError
+from gfn_rb.interop.torch_files import write_torch_file
 
 LEFTOVER = ".run.ckpt.0123456789abcdef.tmp"
 
@@ -206,12 +207,16 @@ def test_nobody_waits_for_one_that_was_stopped_or_loses_a_file_to_one_that_tidie
 
 def test_a_full_disk_is_named_and_leaves_the_old_file(path):
     save_state(path, {"k": 1})
-    for state in ({"x": torch.zeros(1 << 20)}, {"x": torch.zeros(1 << 15)}):
+    for save, state in (
+        (save_state, {"x": torch.zeros(1 << 20)}),
+        (save_state, {"x": torch.zeros(1 << 15)}),
+        (write_torch_file, {"x": torch.zeros(1 << 15)}),
+    ):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
         try:
             with pytest.raises(CheckpointError, match=r"cannot write .*: File too large"):
-                save_state(path, state)
+                save(path, state)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert load_state(path) == {"k": 1}

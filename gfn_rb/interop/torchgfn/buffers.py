@@ -14,10 +14,9 @@ from torch import Tensor
 from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.arguments import as_count, require_kind
-from gfn_rb.checkpoint.atomic import published
 from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, CheckpointError
-from gfn_rb.interop.torch_files import read_torch_file
+from gfn_rb.interop.torch_files import read_torch_file, write_torch_file
 from gfn_rb.interop.torchgfn.remote import (
     SharedWorker,
     check_backend,
@@ -238,12 +237,12 @@ class ReplayBuffer:
 
         Raises:
             ArgumentError: states are graphs.
+            CheckpointError: writing to the disk failed.
         """
         if self._graphs is not None:
             raise ArgumentError("states must be tensors to be saved, got graphs")
         if len(self):
-            with published(_file(path)) as stream:
-                torch.save(self.training_container.to_tensordict().to_dict(), stream)
+            write_torch_file(_file(path), self.training_container.to_tensordict().to_dict())
 
     def load(self, path: str) -> None:
         """Replace the items by those of a file.
