@@ -65,7 +65,7 @@ def check_program(words: list[str]) -> None:
         assert spec.origin is not None
         file = Path(spec.origin)
     else:
-        file = ROOT / words[0]
+        file = ROOT / words[0] if "/" in words[0] else ROOT / "examples" / words[0]  # saved as this
     options = {word for word in words[1:] if word.startswith("--")}
     sources = [*file.parent.glob("*.py")] if file.name == "__init__.py" else [file, SHARED]
     known = "".join(source.read_text() for source in sources)
