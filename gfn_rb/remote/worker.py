@@ -73,7 +73,8 @@ class ReplayBufferWorker(ManagerClient):
         subscription: :class:`~gfn_rb.remote.Subscription` to rows of others; None for none.
         keep: names among ``"log_prob"`` and ``"estimator_output"`` to send; by default neither.
         on_error: ``"raise"`` raises :class:`~gfn_rb.errors.RemoteError` at the end of the call if a
-            manager could not store or score a batch, and ``"log"`` logs it.
+            manager could not store or score a batch, and ``"log"`` logs one line for each type of
+            error.
         timeout: seconds to wait for a reply before a manager counts as lost.
         stopped: callable that returns whether this rank shall stop, for instance after a signal.
             All further waits then last one second in total, and unanswered rows count as lost when
@@ -139,6 +140,7 @@ class ReplayBufferWorker(ManagerClient):
         self._adds = 0
         self._pending: list[TensorDictBase] = []
         self._sent_keys: set[NestedKey] = set()
+        self._logged: set[tuple[int, str]] = set()
 
     # What users call.
 
@@ -336,7 +338,9 @@ class ReplayBufferWorker(ManagerClient):
         replies, errors, self._replies, self._errors = self._replies, self._errors, [], []
         # Only one error can be raised; the others are logged.
         for error in errors[1:] if self._raises else errors:
-            log.warning("%s: %s", self._name, error.reason)
+            if (what := (error.rank, error.reason.partition(":")[0])) not in self._logged:
+                self._logged.add(what)  # one bad batch is seldom the only one
+                log.warning("%s: manager %d: %s", self._name, error.rank, error.reason)
         if errors and self._raises:
             raise errors[0]
         return replies
@@ -358,6 +362,7 @@ class ManagerQueries:
         require_kind("transport", transport, Transport)
         self.transport = transport
         self._channel = FrameChannel(transport)
+        self._open: set[int] = set()  # ranks that owe an answer, one at most
 
     def metadata(self, manager: int, timeout: float = 30.0) -> dict[str, Any]:
         """Return what a manager reports: size, baseline, timings and statistics of senders.
@@ -411,16 +416,18 @@ class ManagerQueries:
 
     def _ask(self, ranks: Sequence[int], kind: Kind, timeout: float) -> list[ReceivedFrame]:
         for rank in check_ranks("manager", ranks, self.transport):
-            while self._channel.receive(rank, METADATA_TAG) is not None:
-                pass  # late answers to earlier queries
+            if rank in self._open:  # a late answer, of perhaps another kind
+                self._answer(rank, timeout)
             self._channel.send(rank, METADATA_TAG, kind)
-        answers = []
-        for rank in ranks:
-            answer = self._channel.receive(rank, METADATA_TAG, timeout)
-            if answer is None:
-                raise TransportTimeoutError(
-                    f"rank {rank} did not answer within {timeout:g} s: expected a running "
-                    "ReplayBufferManager there"
-                )
-            answers.append(checked_answer(answer, kind))
-        return answers
+            self._open.add(rank)
+        return [checked_answer(self._answer(rank, timeout), kind) for rank in ranks]
+
+    def _answer(self, rank: int, timeout: float) -> ReceivedFrame:
+        answer = self._channel.receive(rank, METADATA_TAG, timeout)
+        if answer is None:
+            raise TransportTimeoutError(
+                f"rank {rank} did not answer within {timeout:g} s: expected a running "
+                "ReplayBufferManager there"
+            )
+        self._open.discard(rank)
+        return answer

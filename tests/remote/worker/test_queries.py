@@ -1,4 +1,5 @@
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -35,15 +36,23 @@ def test_what_a_manager_cannot_do_is_raised():
         ManagerQueries(transports[1]).checkpoint(0, LIMIT)
 
 
-def test_answers_that_came_late_are_not_taken_for_later_ones():
+@pytest.mark.parametrize(("late", "n_steps"), [("metadata", 1), ("metadata", 2), ("items", 2)])
+def test_answers_that_come_late_are_not_taken_for_later_ones(late, n_steps):
     transports = group(2)
     manager = ReplayBufferManager(transports[0], metadata=lambda manager: {"n": manager.batches})
     queries = ManagerQueries(transports[1])
     with pytest.raises(TransportTimeoutError, match="expected a running ReplayBufferManager"):
-        queries.metadata(0, 0.01)
-    manager.step()
+        getattr(queries, late)(0, 0.01)
+    if n_steps == 1:
+        manager.step()
     manager.batches = 7
-    with threads(lambda: manager.step(LIMIT)):
+
+    def answer():
+        time.sleep(0.05)  # while it is asked again
+        for _ in range(n_steps):
+            manager.step(LIMIT)
+
+    with threads(answer):
         assert queries.metadata(0, LIMIT)["n"] == 7
 
 

@@ -232,7 +232,7 @@ def test_of_several_remote_errors_the_first_is_raised_and_the_others_are_logged(
         scene.answer(number, kind=Kind.ERROR, error=error)
     with pytest.raises(RemoteError, match="refused: one"):
         worker.drain()
-    assert caplog.messages == ["worker 0: refused: other"]
+    assert caplog.messages == ["worker 0: manager 1: refused: other"]
     assert worker.unanswered == 0
 
 
