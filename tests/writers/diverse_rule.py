@@ -17,7 +17,8 @@ class Item(NamedTuple):
 
 
 def apart(one: Item, other: Item, p: float) -> float:
-    a, b = torch.tensor([one.features]), torch.tensor([other.features])
+    # The zero tells rows without numbers, which have the distance 0, from no rows.
+    a, b = (torch.tensor([*each.features, 0.0]) for each in (one, other))
     return float(torch.linalg.vector_norm(a.to(torch.float64) - b.to(torch.float64), p))
 
 

@@ -73,7 +73,7 @@ def batches(width, dtype):
 @given(data=st.data(), capacity=st.integers(1, 14), options=SETTINGS)
 def test_storage_holds_what_the_rule_keeps(device, few, data, capacity, options, tmp_path_factory):
     dtype = data.draw(st.sampled_from([torch.int64, torch.float32]))
-    width = data.draw(st.sampled_from([1, 2, 6]))
+    width = data.draw(st.sampled_from([0, 1, 2, 6]))
     actions = data.draw(st.lists(batches(width, dtype), max_size=8))
     step = rule(*(options[n] for n in ("near", "when", "cutoff_distance", "p")), capacity)
     sign = 1 if options["tie"] == "newest" else -1

@@ -162,7 +162,7 @@ class NearRows:
             return
         g = max(self._n_groups, 1)
         entry = (slot[:, None] * g + np.arange(g)).reshape(-1)
-        self._filed.put(entry, Hashed(keys.reshape(-1, keys.shape[2]), codes.reshape(-1)))
+        self._filed.put(entry, Hashed(keys.reshape(len(entry), keys.shape[2]), codes.reshape(-1)))
 
     def move(self, source: Int64[np.ndarray, "m"], target: Int64[np.ndarray, "m"]) -> None:
         """Copy rows from slots into others."""
