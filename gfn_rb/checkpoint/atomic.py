@@ -77,7 +77,8 @@ def link(source: Path, target: Path) -> None:
         with source.open("rb") as stream, published(target) as copy:
             shutil.copyfileobj(stream, copy)
         return
-    os.replace(temporary, target)
+    os.replace(temporary, target)  # does nothing where the target was such a link before
+    temporary.unlink(missing_ok=True)
     sync_folder(target.parent)
 
 

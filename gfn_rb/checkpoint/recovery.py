@@ -63,7 +63,7 @@ def recover(
     """
     source, new = resolved(path), resolved(target)
     if not source.exists() or source == new:
-        raise CheckpointError(f"path must name a journal other than target, got {path}")
+        raise CheckpointError(f"path must name an existing journal other than target, got {path}")
     try:
         with TemporaryDirectory(dir=new.parent) as folder:
             fresh = Path(folder, "new")

@@ -187,6 +187,8 @@ def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[S
                 y = values.mean(0)
             label = f"{label}: {y[-1]:,.4g}"
             plot.line(x, y, color=color, line_dash=dash, line_width=2.5, legend_label=label)
+            if len(x) == 1:  # of which a line shows nothing
+                plot.scatter(x, y, color=color, size=7)
         plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
         yield Section(name, title, text + spread, _with_legend(plot))
 

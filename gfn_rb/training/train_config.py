@@ -93,7 +93,7 @@ class TrainConfig(options.GeneralOptions):
         for name, needed in self.without_effect():
             value = attrgetter(name)(self)
             if value not in (attrgetter(name)(default), usual.get(name)):
-                raise ArgumentError(f"{name} has no effect unless {needed}, got {value!r}")
+                raise ArgumentError(f"{name} has no effect unless {needed}, got {values[name]!r}")
         if self.metrics.names:
             from gfn_rb.training.metrics import check_metrics
 

@@ -82,6 +82,7 @@ def test_several_runs_become_their_mean_and_range() -> None:
     assert without["y"].tolist() == [0, 1]
     labels = [item.label.value for item in losses.model.legend[0].items]
     assert labels == ["replay, fresh: 2", "no replay, fresh: 9"]
+    assert losses.model.renderers[-1].glyph.marker == "circle"  # a line of one point shows nothing
 
 
 def test_a_mean_is_over_the_calls_that_all_runs_have() -> None:

@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, also if the reader of the output has gone; 1 if a command failed; 2 for
         a wrong argument; 130 and 143 after SIGINT and SIGTERM.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by a daemon
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         try:
             return _run(arguments)

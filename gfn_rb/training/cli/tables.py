@@ -31,7 +31,7 @@ _DISTANCES = {
     "jensen_shannon_distance": "Jensen-Shannon distance",
 }
 _DRAWS = 1000
-_SETTLED = 0.5  # nats by which log Z may move in the last quarter of a run
+_SETTLED = 0.5  # nats by which log Z may move in the last quarter of a run, or somewhat more
 _FITTED = 10.0  # a loss above it: residuals are about four nats and more
 _OTHERS = {
     "spearman": "Spearman, log P(x) with log R(x)",
@@ -75,11 +75,12 @@ def result_lines(trainer: gfn_rb.training.trainer.Trainer, row: Mapping[str, Any
 def warning_lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """Yield what the rows of metrics of a run show to be unfinished, each with a remedy."""
     last = rows[-1]
-    past = [row for row in rows if row["step"] <= 0.75 * last["step"]]
+    # At step 0 log Z is any number.
+    past = [row for row in rows if 0 < row["step"] <= 0.75 * last["step"]]
     moved = last["log_z"] - past[-1]["log_z"] if past and last["log_z"] is not None else 0.0
     if abs(moved) > _SETTLED:
         yield (
-            f"warning: log Z moved by {moved:+.2f} nats in the last quarter of the run: raise "
+            f"warning: log Z moved by {moved:+.2f} nats since step {past[-1]['step']:,}: raise "
             "--steps or --lr-log-z"
         )
     if last["loss"] is not None and last["loss"] > _FITTED:
@@ -144,9 +145,9 @@ def _managed(folder: RunFolder, rank: int) -> list[str]:
 
 
 def number(value: Any) -> str:
-    """Return a number as it is shown, "" where there is none."""
-    if value is None:
-        return ""
+    """Return a number as it is shown, "" where there is none; a text as it is."""
+    if value is None or isinstance(value, str):
+        return printable(value or "")
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
@@ -258,7 +259,5 @@ def _changed(options: Mapping[str, Any]) -> dict[str, Any]:
 def _listed(table: Mapping[str, list[Any]]) -> Lines:
     heading = [name.replace("_", "-") for name in table]
     rows = zip(*table.values(), strict=True)
-    yield from aligned_lines(
-        [heading, *([printable(words), *map(number, rest)] for words, *rest in rows)]
-    )
+    yield from aligned_lines([heading, *([*map(number, row)] for row in rows)])
     yield ""

@@ -44,7 +44,12 @@ class _Lines:
 
     def write(self, text: str) -> None:
         if text := text.strip():
-            print(text, file=sys.stderr, flush=True)
+            try:
+                print(text, file=sys.stderr, flush=True)
+            except BrokenPipeError:
+                raise
+            except OSError:  # of a log on a full disk, for which no run ends
+                pass
 
     def flush(self) -> None:
         pass

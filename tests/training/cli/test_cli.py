@@ -179,7 +179,7 @@ def test_a_damaged_journal_is_recovered(capsys, tmp_path):
     content = bytearray(Path("rb.journal").read_bytes())
     content[content.rindex(rb[3]["x"].numpy().tobytes())] ^= 1
     Path("rb.journal").write_bytes(content)
-    assert "path must name a journal" in refusal(capsys, "recover", "none")[1]
+    assert "path must name an existing journal" in refusal(capsys, "recover", "none")[1]
     assert main(["recover", "rb.journal", "--to", "new"]) == 0
     told = r"new, up to transaction 4\n.*left out +1 rows: .*a row is damaged"
     assert re.search(told, capsys.readouterr().out)
@@ -264,6 +264,14 @@ def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
     os.close(writing)
     assert done.returncode == 0
     assert not re.search(r"Traceback|Err|pipe", done.stderr), done.stderr
+
+
+def test_streams_may_be_closed(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert (main(["--version"]), main(["inspect", "nothing"])) == (0, 2)
+    for each in (sys.stdout, sys.stderr):
+        each.close()
 
 
 def test_a_missing_extra_is_named(capsys, monkeypatch, tmp_path):

@@ -119,6 +119,9 @@ def test_the_best_objects_are_listed_and_written(tmp_path):
     assert float(table[0]["log_reward"]) == pytest.approx(float(best["log_reward"][0]))
     [*inspection(tmp_path / "run", None, tmp_path / "all.csv")]
     assert (tmp_path / "all.csv").read_text().count("\n") == len(words) + 1
+    trained(WARM_GRID, 1).save(tmp_path / "warm")
+    [heading] = (line for line in inspection(tmp_path / "warm", 3) if line.startswith("object "))
+    assert heading.split() == ["object", "condition", "log-reward", "age"]
     for wrong in ({"top": 0}, {"export": Path("best.xlsx")}):
         with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))} must"):
             [*inspection(tmp_path / "run", **wrong)]
@@ -166,12 +169,12 @@ def test_what_each_rank_did_stands_below(tmp_path):
 
 
 def test_a_run_that_is_not_done_is_told_the_remedy():
-    rows = [{"step": n, "log_z": n / 100, "loss": 20.0} for n in (250, 750, 1000)]
+    rows = [{"step": n, "log_z": n / 100, "loss": 20.0} for n in (0, 250, 750, 1000)]
     log_z, loss = warning_lines(rows)
     assert log_z == (
-        "warning: log Z moved by +2.50 nats in the last quarter of the run: raise --steps or "
-        "--lr-log-z"
+        "warning: log Z moved by +2.50 nats since step 750: raise --steps or --lr-log-z"
     )
     assert loss.startswith("warning: the loss is still 20.0")
     assert not [*warning_lines([{**row, "log_z": 3.0, "loss": 0.5} for row in rows])]
     assert not [*warning_lines([{"step": 10, "log_z": None, "loss": None}])]  # flow matching
+    assert [*warning_lines([rows[0], rows[1]])] == [loss]  # log Z is any number at step 0

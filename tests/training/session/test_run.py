@@ -1,6 +1,7 @@
 import json
 import shutil
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -138,8 +139,12 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(reference, tmp_path, monk
 
     monkeypatch.setattr(run_module, "write_metrics", full)
     full_at(8, monkeypatch)
+    log = Mock(**{"isatty.return_value": False, "write.side_effect": OSError})
+    monkeypatch.setattr(sys, "stderr", log)
     run(GRID, tmp_path / "run")
+    assert log.write.called
     assert caplog.text.count("No space left on device") == 2
+    assert not [*(tmp_path / "run").glob(".*")]
     assert_same_results(tmp_path / "run", reference)
 
 
