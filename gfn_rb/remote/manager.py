@@ -190,12 +190,14 @@ class ReplayBufferManager(MessageHandler):
             envelope = self.transport.probe(timeout=timeout)
             if envelope is not None:
                 self._receive(envelope)
+            self._watch.switch("other")
+            for rank in self._workers.silent():
+                # What it sent while this manager was busy or stopped may not be received yet.
+                if self.transport.probe(rank, timeout=_TICK) is None:
+                    self._lose(rank, "it has been silent for too long")
         except PeerLostError as error:
             self._lose(error.rank, str(error))
             return True
-        self._watch.switch("other")
-        for rank in self._workers.silent():
-            self._lose(rank, "it has been silent for too long")
         every = self._checkpoint_every
         if every is not None and self.batches - self._batches_saved >= every:
             try:

@@ -1,4 +1,5 @@
 import logging
+import time
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ from remote.remote_runs import Client, group, managed, objects, trajectories, va
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import ReplayBufferManager
-from gfn_rb.remote.messages import METADATA_TAG, PROTOCOL, Kind
+from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 
 def test_items_are_stored_and_accounted_for():
@@ -130,6 +131,17 @@ def test_silent_workers_are_lost(caplog):
     assert manager.finished
     assert "worker 1 is lost: it has been silent for too long; going on with" in caplog.text
     assert "worker 2 is lost" in caplog.text
+
+
+def test_workers_are_not_silent_while_their_manager_is_busy():
+    slow = lambda rows, sender: time.sleep(0.1) or {}  # noqa: E731
+    manager, *clients = managed(fifo_buffer(9), slow, worker_timeout=0.05)
+    for value in range(2):
+        for client in clients:
+            client.link.send(0, DATA_TAG, Kind.ITEMS, {"id": value}, objects([value]))
+    for _ in range(2):
+        manager.step()
+        assert manager._workers.present == [1, 2]
 
 
 def test_silence_before_a_run_does_not_count():
