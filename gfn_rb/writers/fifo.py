@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
+from tensordict.utils import expand_right
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
@@ -150,7 +151,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         start, n, on_device = self._cursor, slot.shape[0], slot
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
-        data.set(INDEX, on_device)
+        data.set(INDEX, on_device if data.ndim == 1 else expand_right(on_device, data.shape))
         copies = [*compat.raised_generations(storage, slot), *copies_from(storage, start, data)]
 
         def commit() -> None:

@@ -266,14 +266,16 @@ def test_rows_that_are_removed_are_not_drawn_ahead():
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_what_is_stored_is_as_by_torchrls_writer(storage):
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_what_is_stored_is_as_by_torchrls_writer(storage, shape):
     generator, n_rows = seeded(), 0
     ours = buffer(FIFOWriter(track_generations=True), 7, storage)
     theirs = buffer(TensorDictRoundRobinWriter(track_generations=True), 7, storage)
     for _ in range(30):
         n = int(torch.randint(1, 8, (), generator=generator))
-        one, other = (objects(*range(n_rows, n_rows + n)) for _ in range(2))
-        n_rows += n
+        data = objects(*range(n_rows, n_rows + n))
+        data = data[(...,) + (None,) * len(shape)].expand(n, *shape)
+        one, other, n_rows = data.clone(), data.clone(), n_rows + n
         assert torch.equal(ours.extend(one), theirs.extend(other))
         assert (one == other).all()
         assert (ours[:] == theirs[:]).all()
