@@ -141,11 +141,11 @@ class Partition:
     """A partition of n rows into k groups, on the host; rows of a group keep their order."""
 
     def __init__(self, group: Int64[Tensor, "n"], n_groups: int) -> None:
-        self.group = group = group.cpu()
-        narrow = group.numpy().astype(np.int16 if n_groups < 2**15 else np.int64)
+        self.group = group.cpu()
+        narrow = self.group.numpy().astype(np.int16 if n_groups < 2**15 else np.int64)
         # The rows, group after group. NumPy sorts numbers of 16 bits by radix.
         self.order = torch.from_numpy(narrow.argsort(kind="stable"))
-        self.counts: list[int] = group.bincount(minlength=n_groups).tolist()
+        self.counts: list[int] = np.bincount(narrow, minlength=n_groups).tolist()
 
     def split(self, values: Shaped[Tensor, "n"]) -> tuple[Tensor, ...]:
         """Return the values of each group, of one value per row."""
@@ -178,7 +178,7 @@ class WeightedUnion:
     @property
     def has_mass(self) -> Bool[Tensor, ""] | bool:
         """Whether a row can be drawn; on a device a tensor, so as not to wait for it."""
-        has_mass = self.log_total > -math.inf
+        has_mass = self._log_mass.amax() > -math.inf
         return bool(has_mass) if has_mass.is_cpu else has_mass
 
     def draw(
@@ -220,8 +220,8 @@ class WeightedUnion:
             log_prob = (log_probs + log_share[parts])[best].to(torch.float32)
             return parts[best], rows[best], log_prob, score[-1] > -math.inf
         most = [min(n, part.capacity) for part in self.parts]
-        few = (log_share.exp() * (1.1 * n) + _SPARE).tolist()
-        asked = [min(int(some), m) for some, m in zip(few, most, strict=True)]
+        few = [int(math.exp(share) * 1.1 * n) + _SPARE for share in log_share.tolist()]
+        asked = [min(pair) for pair in zip(few, most, strict=True)]
         pairs = zip(self.parts, asked, strict=True)
         found: list[Any] = [part.perturbed(m, generator) for part, m in pairs]
         while True:
