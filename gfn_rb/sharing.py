@@ -113,33 +113,39 @@ class _Step(_Records):
 
     Attributes:
         commit: what writes all that there is to write; None if slots are recorded instead.
+        slot: the slots that it overwrites.
     """
 
     def __init__(self, storage: Storage, writer: SlotState) -> None:
         super().__init__(storage, writer)
         self._is_laid_out, self._cursor = is_laid_out(storage), compat.last_cursor(storage)
         self.commit: Callable[[], None] | None = None
+        self.slot = _NO_SLOT
         self._records = [_Before(compat.length_of(storage), writer.counters(), _NO_SLOT, [])]
-
-    def tensors(self) -> list[Tensor]:
-        """Return what is kept of each slot, stamps of this process included."""
-        stamps = compat.slot_generations(self.storage)
-        return super().tensors() if stamps is None else [*super().tensors(), stamps]
+        self._beside: list[tuple[Tensor, Int64[Tensor, "m"], Tensor]] = []
 
     def record(self, slot: Int64[Tensor, "*k"]) -> None:
-        """Copy the rows in slots that are about to be overwritten."""
-        self._records.append(self.copied(slot))
+        """Copy the rows in slots that are about to be overwritten, with stamps and priorities."""
+        self._records.append(before := self.copied(slot))
+        samplers = [rb.sampler for rb in compat.attached_buffers(self.storage)]
+        beside = [x for s in samplers if hasattr(s, "slot_tensors") for x in s.slot_tensors()]
+        if (stamps := compat.slot_generations(self.storage)) is not None:
+            beside.append(stamps)
+        self._beside += [(each, before.slot, each[before.slot]) for each in beside]
 
     def settle(self) -> None:
         """Finish or undo the write, and have all that follows from the rows be worked out anew."""
         storage, writer = self.storage, self.writer
         if self.commit is None:
             self.put_back(self._records)
+            for tensor, slot, rows in reversed(self._beside):
+                tensor[slot] = rows
             if not self._is_laid_out:
                 compat.forget_layout(storage)
             compat.set_last_cursor(storage, self._cursor)
         else:
             self.commit()
+            compat.mark_update(storage, self.slot)  # of which samplers were perhaps not told
         compat.bump_mutation_revision(storage)
         writer.roll_back(writer.counters() if self.commit else self._records[0].counters)
 
@@ -392,7 +398,8 @@ def write_whole(storage: Storage, slot: Int64[Tensor, "*k"], commit: Callable[[]
             again.
     """
     _record(storage, slot, (_LOCK, _JOURNAL))
-    vars(storage)[_STEP].commit = commit
+    step = vars(storage)[_STEP]
+    step.slot, step.commit = slot, commit
     commit()
 
 

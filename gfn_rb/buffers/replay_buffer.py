@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,43 +99,42 @@ class _TrackedWrites(DrawsAhead):
     counts_rows: bool
     rate_limiter: RateLimiter | None
     max_age: int | None
-    _oldest: int | None  # the oldest version that was left when rows were last removed
 
     def _extend(self, data: TensorDictBase, **options: Any) -> Tensor:
+        write = partial(super()._extend, **options)
+        return self._offer(data, write) if self.counts_rows else write(data)
+
+    def _add(self, data: TensorDictBase) -> int | Tensor:
+        write = super()._add
         if not self.counts_rows:
-            return super()._extend(data, **options)
-        return self._extend_counted(data, **options)
+            return write(data)
+        index = self._offer(data.unsqueeze(0), lambda _: write(data))
+        return index if isinstance(index, int) else int(index[0])
 
     @compat.outside_graph
-    def _extend_counted(self, data: TensorDictBase, **options: Any) -> Tensor:
+    def _offer(self, data: TensorDictBase, write: Callable[[TensorDictBase], Any]) -> Any:
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
-                return super()._extend(data, **options)
+                index = write(data)
+                if self.max_age is None and (version := _version_of(data)) is not None:
+                    self._advance(version)
+                return index
             self.statistics.n_old += may * (len(data) - len(fresh))
             index = torch.full((len(data),), -1, device=fresh.device)
             if may and fresh.shape[0]:
-                index[fresh] = super()._extend(data[fresh], **options).to(fresh.device)
+                index[fresh] = write(data[fresh]).to(fresh.device)
             return index
-
-    def _add(self, data: TensorDictBase) -> int | Tensor:
-        return self._add_counted(data) if self.counts_rows else super()._add(data)
-
-    @compat.outside_graph
-    def _add_counted(self, data: TensorDictBase) -> int | Tensor:
-        with self._counted(OFFERED, 1) as may:
-            if not may or self._fresh(data.unsqueeze(0)) is not None:
-                self.statistics.n_old += may
-                return -1
-            return super()._add(data)
 
     @contextmanager
     def _counted(self, side: int, n: int) -> Iterator[bool]:
         """Count n rows when the rate limiter lets them pass, and not if the block fails.
 
+        A write that an exception interrupted may have been completed, and then counts.
+
         Yields False where rows are offered too early and the limiter skips instead of waiting.
         """
-        limiter, begin = self.rate_limiter, time.monotonic()
+        limiter, begin, written = self.rate_limiter, time.monotonic(), self.write_count
         if not (may := self._count(side, n)) and limiter is not None:
             try:
                 may = limiter.wait(lambda: self._count(side, n), self.statistics.rows, side, n)
@@ -144,7 +144,8 @@ class _TrackedWrites(DrawsAhead):
             yield may
         except BaseException:
             with compat.replay_lock(self), compat.write_lock(self):
-                self.statistics.rows[side] -= n
+                if side == DRAWN or self.write_count == written:
+                    self.statistics.rows[side] -= n
             raise
 
     def _count(self, side: int, n: int) -> bool:
@@ -160,19 +161,23 @@ class _TrackedWrites(DrawsAhead):
             return True
 
     def _fresh(self, data: Any) -> Int64[Tensor, "m"] | None:
-        """Take up the versions of rows; return which are not too old, None for all of them."""
-        version = _version_of(data)
-        if version is None:
-            if self.max_age is not None:
-                raise KeyMismatchError(
-                    f"rows must have {POLICY_VERSION!r} for max_age={self.max_age}, got "
-                    f"{sorted(map(str, data.keys(True, True)))}"
-                )
-            return None
-        self._advance(version)
+        """Return which rows are not too old, None for all of them.
+
+        Stored rows that become too old by them are removed first, unless the batch is refused.
+        """
         if self.max_age is None:
             return None
-        is_fresh = version.reshape(-1) >= int(self.statistics.newest) - self.max_age
+        version = _version_of(data)
+        if version is None:
+            raise KeyMismatchError(
+                f"rows must have {POLICY_VERSION!r} for max_age={self.max_age}, got "
+                f"{sorted(map(str, data.keys(True, True)))}"
+            )
+        newest = int(self.statistics.newest)
+        if version.numel() and (came := int(version.max())) > newest:
+            self.writer.checked(data)
+            self._advance(newest := came)
+        is_fresh = version.reshape(-1) >= newest - self.max_age
         return None if bool(is_fresh.all()) else is_fresh.nonzero()[:, 0]
 
     def _advance(self, version: int | Tensor) -> None:
@@ -181,11 +186,8 @@ class _TrackedWrites(DrawsAhead):
             self.statistics.note_version(version)
             if self.max_age is None or not is_laid_out(self.storage) or not len(self.storage):
                 return
-            oldest = int(self.statistics.newest) - self.max_age
-            if oldest != self._oldest:
-                stored = self._versions.values(self.storage)
-                self.writer.remove((stored < oldest).nonzero()[:, 0])
-                self._oldest = oldest
+            is_old = self._versions.values(self.storage) < self.statistics.newest - self.max_age
+            self.writer.remove(is_old.nonzero()[:, 0])
 
 
 class Readable(KeepsArguments):
@@ -272,7 +274,6 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         self.rate_limiter = rate_limiter
         self.max_age = None if max_age is None else as_count("max_age", max_age, 0)
         self._versions = KeyColumn(POLICY_VERSION)
-        self._oldest = None
         self.counts_rows = any((statistics, rate_limiter, max_age is not None))
         storage = options.pop("storage", None)
         storage = RowTensorStorage(_ROWS) if storage is None else storage

@@ -158,19 +158,10 @@ class RewardPrioritizedWriter(OrderedWriter):
             ArgumentError: an item identifies no object although ``unique`` is set, or a key is an
                 integer beyond 2^53.
         """
-        if self._storage is None:
-            raise ArgumentError("writer must be attached to a buffer before rows are written")
-        if isinstance(data, (list, LazyStackedTensorDict)):
-            data = one_batch(data, self._storage)
-        key = self._order.signed(self._keys_of(data))
-        rows: list[Tensor] = []
-        if not key.is_cpu:
-            key, *rows = on_host(key, *(index.features(data) for index in self._indexes))
-            rows = [require_finite(each) for each in rows]
+        data, key, rows = self.checked(data)
         n, storage, device = key.shape[0], self._storage, data.device
         if not n:
             return torch.empty(0, dtype=torch.int64)
-        data = self._layout.check(data, storage)
         with one_write(storage, self):
             if not storage.initialized:
                 from gfn_rb.memmaps import lay_out  # which only the first batch needs
@@ -189,6 +180,19 @@ class RewardPrioritizedWriter(OrderedWriter):
         if len(row):
             slot.numpy()[row] = target
         return slot if device is None else slot.to(device, non_blocking=device.type != "cpu")
+
+    def checked(self, data: Rows) -> tuple[Rows, Tensor, list[Tensor]]:
+        """Return a batch as :meth:`extend` writes it, its keys, and rows of indexes on a device."""
+        if self._storage is None:
+            raise ArgumentError("writer must be attached to a buffer before rows are written")
+        if isinstance(data, (list, LazyStackedTensorDict)):
+            data = one_batch(data, self._storage)
+        key = self._order.signed(self._keys_of(data))
+        rows: list[Tensor] = []
+        if not key.is_cpu:
+            key, *rows = on_host(key, *(index.features(data) for index in self._indexes))
+            rows = [require_finite(each) for each in rows]
+        return self._layout.check(data, self._storage) if key.shape[0] else data, key, rows
 
     def identify(self, unique: Unique) -> None:
         """Identify objects by other entries from now on, such as the rows' compact form."""

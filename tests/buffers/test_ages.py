@@ -10,6 +10,7 @@ from torchrl.collectors import Collector
 
 import gfn_rb
 from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories
+from gfn_rb.errors import KeyMismatchError
 from gfn_rb.policies import ForwardPolicy
 
 PRESETS = {
@@ -76,6 +77,22 @@ def test_what_is_too_old_is_dropped_and_never_drawn(preset, device):
         stats = rb.stats()
         assert stats["offered"] == serial
         assert stats["accepted"] - stats["evicted"] == stats["size"] == len(stored)
+
+
+@pytest.mark.parametrize("limit", [{"max_age": 2}, {"statistics": True}])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_refused_batch_makes_nothing_older(preset, limit):
+    rb = PRESETS[preset](20, **limit)
+    rb.extend(versioned([1, 2, 3]))
+    before = rb[:], rb.stats()
+    batch = versioned([9, 9])
+    for refused in (batch.exclude("x"), batch.clone().set("y", torch.zeros(2))):
+        with pytest.raises(KeyMismatchError):
+            rb.extend(refused)
+        with pytest.raises(KeyMismatchError):
+            rb.add(refused[0])
+    assert (rb[:] == before[0]).all()
+    assert rb.stats() == before[1]
 
 
 def test_ages_are_those_of_what_was_drawn():

@@ -1,6 +1,7 @@
 """Calls that replace a whole buffer: refused or interrupted, they leave it as it was."""
 
 import contextlib
+import copy
 import gc
 import os
 
@@ -76,7 +77,7 @@ def content(rb):
         parts = {"writer": each.writer.state_dict(), "sampler": sampler}
         transform = {**each.transform.state_dict()}
         held.append({"rows": rows, **parts, "transform": transform, "ahead": ahead})
-    return {"members": held, "generator": rb._rng.get_state()}
+    return copy.deepcopy({"members": held, "generator": rb._rng.get_state()})  # of the present
 
 
 def is_equal(one, other):

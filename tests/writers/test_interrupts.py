@@ -20,6 +20,7 @@ from torchrl.data import (
 import gfn_rb
 from gfn_rb import DiversityWriter, FIFOWriter, RaggedStorage, RewardPrioritizedWriter
 from gfn_rb.errors import ArgumentError
+from gfn_rb.samplers import PrioritySampler
 from gfn_rb.sharing import one_write
 from gfn_rb.torchrl_compat import replay_lock
 
@@ -65,7 +66,8 @@ def content(rb):
     held = [rb.storage.get(i) for i in range(len(rb))]
     row = [{k: v.tolist() for k, v in sorted(each.items(), key=str)} for each in held]
     state = {k: v.tolist() if torch.is_tensor(v) else v for k, v in rb.writer.state_dict().items()}
-    return row, state
+    priority = rb.sampler.state_dict()["priority"][: len(rb)]
+    return row, state, priority.nan_to_num(rb.sampler.default_priority).tolist()
 
 
 def is_whole(rb):
@@ -76,9 +78,10 @@ def is_whole(rb):
 
 def made(writer, storage, n_batches):
     parts = {"storage": STORAGES[storage](CAPACITY), "writer": WRITERS[writer]()}
-    rb = TensorDictReplayBuffer(**parts, shared=storage == "shared")
+    rb = TensorDictReplayBuffer(**parts, sampler=PrioritySampler(), shared=storage == "shared")
     for seed in range(n_batches):
         rb.extend(rows(seed))
+        rb.update_priority(torch.arange(len(rb)), torch.arange(1.0, 1.0 + len(rb)))
     return rb
 
 
