@@ -219,7 +219,10 @@ def _checkpoint_lines(
         if top is not None or export is not None:
             table = table_of(rb, env, top)
             if top is not None:
-                yield from _listed(table)
+                heading = [name.replace("_", "-") for name in table]
+                rows = zip(*table.values(), strict=True)
+                yield from aligned_lines([heading, *([*map(number, row)] for row in rows)])
+                yield ""
             if export is not None:
                 write_table(export, table)
     if values is not None:
@@ -254,10 +257,3 @@ def _changed(options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in defaults or defaults[name] != value
     }
     return {"env": options.get("env"), **changed}
-
-
-def _listed(table: Mapping[str, list[Any]]) -> Lines:
-    heading = [name.replace("_", "-") for name in table]
-    rows = zip(*table.values(), strict=True)
-    yield from aligned_lines([heading, *([*map(number, row)] for row in rows)])
-    yield ""
