@@ -216,7 +216,4 @@ def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str,
     values = file.value(VALUES, device)
     if not isinstance(values, dict):
         raise CheckpointCorruptError(f"{file.path} holds {type(values).__name__}, expected a dict")
-    for name in values:
-        if not isinstance(name, str):
-            raise CheckpointCorruptError(f"{file.path} holds {name!r}, expected a name")
     return values
