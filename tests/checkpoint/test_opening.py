@@ -216,14 +216,6 @@ def test_an_environment_of_the_user(compact, walks, tmp_path, monkeypatch) -> No
         open_buffer(tmp_path / "rb", env=HyperGrid(2, 5))
 
 
-def test_functions_are_run_if_trusted(tmp_path) -> None:
-    rb = diverse_buffer(4, cutoff_distance=0, features=state_of)
-    save_checkpoint(tmp_path / "rb", rb)
-    with pytest.raises(CheckpointError, match=r"made with .*test_opening:state_of, .*trust=True"):
-        open_buffer(tmp_path / "rb")
-    assert open_buffer(tmp_path / "rb", trust=True).writer.features is state_of
-
-
 def edited(path: Path, description, monkeypatch) -> Path:
     monkeypatch.setattr("gfn_rb.checkpoint.buffers.description_of", lambda rb: description)
     save_checkpoint(path, fifo_buffer(4))

@@ -84,9 +84,6 @@ def test_metadata_nested_deeply_is_refused_by_its_sender():
     for deep in (nested, circle):
         with pytest.raises(ArgumentError, match="meta is nothing that JSON can say"):
             encode_frame(0, meta={"a": deep})
-    for end in ("", "\\", '\\"'):  # many brackets, none of them deep
-        wide = {"a": [[i, "[" * i + end] for i in range(600)]}
-        assert decode_frame(message(encode_frame(0, meta=wide))).meta == wide
 
 
 @pytest.mark.parametrize("text", ["{} {}", "[1]x", "1 2", "", " "])
@@ -104,12 +101,6 @@ def test_small_tensors_are_copied_and_large_ones_are_not():
     td["b"][0, 0] = 5.0  # before the checksum is made
     assert decode_frame(message([head, *large, lazy])).rows["b"][0, 0] == 5.0
     assert len(encode_frame(1, td.select("a"))) == 1
-
-
-def test_more_schemas_than_are_remembered():
-    for i in [*range(140), *range(140), 5, 139]:
-        td = TensorDict({"a": torch.zeros(1, i)}, [1])
-        assert decode_frame(message(encode_frame(0, td))).rows["a"].shape == (1, i)
 
 
 def test_rows_of_many_dimensions_or_vast_without_elements():
@@ -134,7 +125,6 @@ def test_what_cannot_be_sent_is_refused(kind, meta):
     [
         (TensorDict({}, []), r"batch size \[\]; expected \[n\]"),
         (TensorDict({"a": torch.zeros(2, 3)}, [2, 3]), r"batch size \[2, 3\]; expected \[n\]"),
-        (TensorDict({"a": torch.eye(2).to_sparse()}, [2]), r"rows\['a'\]: got .*sparse_coo"),
         (TensorDict({"a": {"b": NonTensorData({1})}}, [2]), r"\['b'\]: got .*NonTensorData"),
     ],
 )

@@ -57,15 +57,8 @@ def raw(tensor):
 
 
 VALUES = {
-    "none": None,
-    "bools": [True, False],
     "integers": [0, -1, 2**63, -(2**200)],
     "floats": [0.1, -0.0, 5e-324, math.inf, -math.inf, math.nan, -math.nan],
-    "strings": ["", "log Z", "é\n\x00", "\ud800"],
-    "bytes": [b"", b"\x00\xff"],
-    "empty containers": [{}, [], (), OrderedDict()],
-    "integer keys": {0: {"exp_avg": 1.0}, "0": 2, -7: None},
-    "ordered": OrderedDict([("b", 1), ("a", (1, [2, (3,)]))]),
     "torch things": [torch.Size([2, 0]), torch.device("cuda:1"), torch.bfloat16, torch.Size([])],
     "NumPy scalars": [np.float32(0.1), np.int8(-3), np.bool_(True), np.float64(1.0)],
     "arrays": [np.arange(6).reshape(2, 3).T, np.zeros((0, 2), np.uint16), np.array(3.0)],
@@ -118,8 +111,9 @@ def test_tensordicts_come_back_exactly(tmp_path):
 
 def test_what_is_loaded_is_a_copy_that_may_be_written_to(tmp_path):
     path = tmp_path / "state"
-    save_state(path, {"x": torch.zeros(3), "y": np.zeros(3)})
+    save_state(path, {"x": torch.zeros(3), "y": np.zeros(3), 3: "z"})
     state = load_state(path)
+    assert list(state) == ["x", "y", 3]
     state["x"].fill_(1.0)
     state["y"][:] = 1.0
     assert torch.equal(load_state(path)["x"], torch.zeros(3))
