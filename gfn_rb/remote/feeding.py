@@ -45,8 +45,7 @@ def compile_loops() -> None:
         slot = np.arange(n)
         objects.put(slot, objects.look_up(slot[:, None])[0])
         order.put(slot, np.zeros(n), slot)
-        for dtype in (torch.float32, torch.float64):
-            weights.update(torch.from_numpy(slot), torch.zeros(n, dtype=dtype))
+        weights.update(torch.from_numpy(slot), torch.zeros(n, dtype=torch.float64))
     weights.draw_distinct(1)
     order.remove(order.first(1))
     order.remove(order.first(63))
@@ -328,7 +327,7 @@ class Subscriber:
         while (left := n - len(taken)) > 0:
             if isinstance(ranking, Weights):
                 row = ranking.draw_distinct(left, self._index.generator)[0]
-                ranking.update(row, torch.full(row.shape, -math.inf))
+                ranking.update(row, torch.full(row.shape, -math.inf, dtype=torch.float64))
                 found = row.numpy()
             else:
                 found = ranking.first(min(left, len(ranking)))

@@ -199,18 +199,13 @@ class PeerConnection:
             for start in range(0, nbytes, _CHUNK):
                 self._receive(scratch[: nbytes - start])
             return QueuedMessage(here, self._peer, here.rank, tag, np.empty(0, np.uint8), nbytes)
-        self._mailboxes.wait(
-            lambda: self._has_room(nbytes) or self._mailboxes.closed or None, math.inf
-        )
+        # Until the untaken messages of this peer leave room for it.
+        untaken, room = self._mailboxes.of[here.rank], here.max_nbytes - nbytes
+        held = lambda: sum([each.data.nbytes for each in untaken.get(self._peer, ())])  # noqa: E731
+        self._mailboxes.wait(lambda: held() <= room or self._mailboxes.closed or None, math.inf)
         data = np.empty(nbytes, np.uint8)
         self._receive(data.data)
         return QueuedMessage(here, self._peer, here.rank, tag, data)
-
-    def _has_room(self, nbytes: int) -> bool:
-        """Return whether the untaken messages of this peer leave room for more."""
-        untaken = self._mailboxes.of[self._transport.rank].get(self._peer, ())
-        held = sum([message.data.nbytes for message in untaken])
-        return held + nbytes <= self._transport.max_nbytes
 
     def _receive(self, place: memoryview) -> None:
         while len(place):

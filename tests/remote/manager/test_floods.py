@@ -65,19 +65,6 @@ def test_who_asks_a_hundred_times_keeps_others_waiting_for_one_answer(kind, tmp_
     assert sum(waits) < 1.0 + 2 * SECONDS * len(flood.asked)
 
 
-def test_who_asks_for_all_rows_takes_the_answer_before_asking_again(tmp_path):
-    flood = Flood(tmp_path)
-    for _ in range(9):
-        flood.hostile.send(0, METADATA_TAG, Kind.HELD)
-    flood.settle()
-    kinds = [frame.kind for frame in iter(flood.hostile.receive, None)]
-    assert (kinds.count(Kind.HELD), kinds.count(Kind.ERROR)) == (1, 8)
-    for _ in range(2):
-        flood.hostile.send(0, METADATA_TAG, Kind.HELD)
-        flood.settle()
-        assert flood.hostile.receive().kind == Kind.HELD
-
-
 def test_a_worker_that_asks_for_all_rows_is_not_lost_for_their_size(tmp_path, monkeypatch):
     flood = Flood(tmp_path)
     monkeypatch.setattr("gfn_rb.remote.handler.MAX_UNREAD_NBYTES", 100)
