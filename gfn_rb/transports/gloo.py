@@ -199,10 +199,12 @@ class PeerConnection:
             for start in range(0, nbytes, _CHUNK):
                 self._receive(scratch[: nbytes - start])
             return QueuedMessage(here, self._peer, here.rank, tag, np.empty(0, np.uint8), nbytes)
-        # Until the untaken messages of this peer leave room for it.
         untaken, room = self._mailboxes.of[here.rank], here.max_nbytes - nbytes
-        held = lambda: sum([each.data.nbytes for each in untaken.get(self._peer, ())])  # noqa: E731
-        self._mailboxes.wait(lambda: held() <= room or self._mailboxes.closed or None, math.inf)
+
+        def has_room() -> bool:
+            return sum(each.data.nbytes for each in untaken.get(self._peer, ())) <= room
+
+        self._mailboxes.wait(lambda: has_room() or self._mailboxes.closed or None, math.inf)
         data = np.empty(nbytes, np.uint8)
         self._receive(data.data)
         return QueuedMessage(here, self._peer, here.rank, tag, data)
