@@ -157,7 +157,7 @@ class Weights:
             The rows in the order of their draw, fewer than n if fewer have a positive weight; the
             log-probability of each as a single draw; and whether there are n.
         """
-        row, _, log_prob = self._arrive(n, 0, _NO_ROWS, math.inf, generator)
+        row, _, log_prob = self.perturbed(n, generator, last=None)
         return torch.from_numpy(row), torch.from_numpy(log_prob), len(row) == n
 
     def perturbed(
@@ -165,7 +165,7 @@ class Weights:
         n: int,
         generator: torch.Generator | None = None,
         without: Int64[np.ndarray, "m"] = _NO_ROWS,
-        last: float = math.inf,
+        last: float | None = math.inf,
     ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"], Float[np.ndarray, "k"]]:
         """Return the at most n rows of largest Gumbel-perturbed log p, largest first.
 
@@ -176,26 +176,13 @@ class Weights:
             n: number of rows, at least 1.
             generator: source of randomness. Default: PyTorch's global generator.
             without: rows that earlier calls returned: the next ones follow.
-            last: the lowest score of those.
+            last: the lowest score of those. None draws rows alone, whose scores are then zero.
 
         Returns:
             Rows, their scores, and the log-probability of each as a single draw.
         """
-        return self._arrive(n, 3 * n, without, last, generator)
-
-    def _arrive(
-        self,
-        n: int,
-        n_waits: int,
-        without: Int64[np.ndarray, "m"],
-        last: float,
-        generator: torch.Generator | None,
-    ) -> tuple[Int64[np.ndarray, "k"], Float64[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-        """Return the first n rows to arrive, each at a rate equal to its p, and their log p.
-
-        Minus the logarithm of an arrival is a Gumbel-perturbed log p. ``last`` is that of the last
-        arrival before, among the rows ``without``. Scores are zero where no waits are drawn.
-        """
+        # Rows arrive, each at a rate equal to its p; minus the log of an arrival is its score.
+        n_waits, last = (0, math.inf) if last is None else (3 * n, last)
         log_mass = self._log_mass()
         uniform = torch.rand(3 * n + n_waits, dtype=torch.float64, generator=generator).numpy()
         arrays = self._log_weight, self._mass, self._lowest, self._start
