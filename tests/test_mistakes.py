@@ -86,6 +86,7 @@ def names_of_torchgfn():
         return {}
     with warnings.catch_warnings():  # torch warns of what torch_geometric uses
         warnings.simplefilter("ignore")
+        import gfn.gym.graph_building
         from interop import torchgfn_items as items
     from gfn_rb.interop import torchgfn
 
@@ -93,9 +94,10 @@ def names_of_torchgfn():
     network, rb = items.MLP(tenv.ndim, tenv.n_actions - 1), torchgfn.ReplayBuffer(tenv)
     rb.add(items.rollouts(tenv, 4))
     return {
-        "theirs": torchgfn, "tenv": tenv, "tfilled": rb, "tpaths": items.rollouts(tenv, 4),
-        "twarm": items.WARM, "of_warm": items.rollouts(items.WARM, 4),
-        "tpf": items.SAMPLERS[tenv].estimator,
+        "gfn": gfn, "theirs": torchgfn, "tenv": tenv, "tfilled": rb,
+        "tpaths": items.rollouts(tenv, 4), "twarm": items.WARM,
+        "of_warm": items.rollouts(items.WARM, 4), "tpf": items.SAMPLERS[tenv].estimator,
+        "twpf": items.SAMPLERS[items.WARM].estimator,
         "tpb": items.DiscretePolicyEstimator(network, tenv.n_actions, is_backward=True),
     }  # fmt: skip
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from factories import CountOnes
 
 from gfn_rb.envs import SequenceEnv
-from gfn_rb.errors import ArgumentError
 
 
 def test_keys_follow_the_dictionary() -> None:
@@ -31,9 +29,3 @@ def test_letter_code_by_hand() -> None:
     state = torch.tensor([[2, 0], [1, -1], [-2, -2]])
     expected = [[-1.0, 3.0, 0.5, 1.0], [2.0, 0.0, 0.0, 0.0], [0.0] * 4]
     assert Coded().encode(state).tolist() == expected
-
-
-@pytest.mark.parametrize("word", ["012", "01", "01-"])
-def test_words_of_other_letters_or_lengths_are_refused(word: str) -> None:
-    with pytest.raises(ArgumentError, match=r"words must be 3 letters among 0, 1, got"):
-        CountOnes(2, 3).parse(["010", word])

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import nn
 
 from gfn_rb import LocalSearchSampler, Sampler
-from gfn_rb.errors import ArgumentError
 from gfn_rb.losses import DetailedBalance, FlowMatching, ModifiedDetailedBalance, TrajectoryBalance
 from gfn_rb.policies import LogZ, Networks
 from gfn_rb.rollout import action_log_probs
@@ -16,12 +14,7 @@ from gfn_rb.training import TrainConfig, Trainer
 gym = pytest.importorskip("gfn.gym")
 
 import gfn.samplers  # noqa: E402
-from gfn.estimators import (  # noqa: E402
-    ConditionalDiscretePolicyEstimator,
-    DiscretePolicyEstimator,
-    RecurrentDiscretePolicyEstimator,
-    ScalarEstimator,
-)
+from gfn.estimators import DiscretePolicyEstimator, ScalarEstimator  # noqa: E402
 from gfn.gflownet import FMGFlowNet, ModifiedDBGFlowNet  # noqa: E402
 from gfn.preprocessors import EnumPreprocessor, KHotPreprocessor  # noqa: E402
 from gfn.utils.modules import MLP, Tabular  # noqa: E402
@@ -40,14 +33,6 @@ def estimator(is_backward: bool = False) -> DiscretePolicyEstimator:
 
 def flow() -> ScalarEstimator:
     return ScalarEstimator(MLP(KHOT.output_dim, 1, hidden_dim=16), KHOT)
-
-
-def test_an_estimator_of_conditions_is_refused_where_there_are_none() -> None:
-    theirs = ConditionalDiscretePolicyEstimator(
-        MLP(KHOT.output_dim, 8), MLP(1, 4), MLP(12, ENV.n_actions), ENV.n_actions, KHOT
-    )
-    with pytest.raises(ArgumentError, match="env must have conditions"):
-        adapt_estimator(theirs, ENV)
 
 
 def test_training_by_trajectory_balance_reaches_the_target() -> None:
@@ -121,12 +106,3 @@ def test_the_trainer_runs_on_them() -> None:
     assert all(not a.equal(b) for a, b in zip(before, trainer.loss.parameters(), strict=True))
     assert len(trainer.rb) > 0
     assert record is None or record["step"] == 4
-
-
-def test_what_cannot_be_adapted_is_refused_by_name() -> None:
-    recurrent = RecurrentDiscretePolicyEstimator(nn.Linear(2, 3), 3)
-    with pytest.raises(ArgumentError, match="RecurrentDiscretePolicyEstimator cannot be adapted"):
-        adapt_estimator(recurrent, ENV)
-    other = DiscretePolicyEstimator(MLP(KHOT.output_dim, 5), 5, KHOT)
-    with pytest.raises(ArgumentError, match="3 numbers per state, DiscretePolicyEstimator gives 5"):
-        adapt_estimator(other, ENV)

@@ -104,10 +104,5 @@ def test_graphs_are_kept_as_torchgfn_keeps_them(make, prioritized) -> None:
     assert len(mine._graphs) <= 2 * n_rows + 4 * 5  # others are let go
     with pytest.raises(ArgumentError, match="to be saved, got graphs"):
         mine.save("nowhere")
-
-
-def test_graphs_have_no_distances() -> None:
-    with pytest.raises(ArgumentError, match="to have distances, got graphs"):
-        ours.NormBasedDiversePrioritizedReplayBuffer(GRAPHS, 5)
     with pytest.raises(ArgumentError, match="got graphs and no table"):
-        ours.rows_of(graph_states(2, 0))
+        ours.rows_of(batch)

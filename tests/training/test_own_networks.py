@@ -30,9 +30,6 @@ def states():
     return TensorDict({"state": torch.tensor([[0, 0], [3, 5], [2, 1]])}, [3])
 
 
-NAMES = "forward must take 'state', and write 'logits', got"
-
-
 class Embedded(nn.Module):
     """Takes states as they are: whole numbers."""
 
@@ -103,28 +100,6 @@ def test_a_check_leaves_a_module_in_its_mode(mode):
     network = OwnNetwork(ENV, nn.Sequential(nn.Dropout(), linear(ENV, ENV.n_actions)), "forward")
     network.train(mode).check(ENV)
     assert {each.training for each in network.modules()} == {mode}
-
-
-@pytest.mark.parametrize(
-    ("module", "role", "message"),
-    [
-        (linear(ENV, 4), "forward", r"forward must return floats of shape \[2, 3\] for 2 states"),
-        (linear(ENV, 3), "backward", r"backward must return floats of shape \[2, 2\]"),
-        (linear(ENV, 2), "flow", r"flow must return floats of shape \[2, 1\]"),
-        (nn.Linear(5, 3), "forward", r"forward must take encoded states, float32 \[n, 12\], got"),
-        (TensorDictModule(Embedded(3), ["state"], ["scores"]), "forward", NAMES),
-        (TensorDictModule(Embedded(3), ["board"], ["logits"]), "forward", NAMES),
-    ],
-)
-def test_one_that_does_not_fit_is_named(module, role, message):
-    with pytest.raises(ArgumentError, match=f"^networks.{message}"):
-        OwnNetwork(ENV, module, role).check(ENV)
-
-
-def test_a_single_module_is_told_what_is_expected(unchecked, monkeypatch):
-    monkeypatch.setattr(PlainConfig, "make_networks", lambda self, env: linear(env, 3))
-    with pytest.raises(ArgumentError, match="make_networks must be a Networks, got a Sequential"):
-        Trainer(PlainConfig(**SMALL))
 
 
 @pytest.mark.parametrize("managers", [0, 1])

@@ -19,9 +19,8 @@ from training.training_runs import (
 )
 
 import gfn_rb
-from gfn_rb.checkpoint import save_checkpoint
 from gfn_rb.containers import Trajectories
-from gfn_rb.errors import CheckpointError, CheckpointMismatchError
+from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.training import (
     Hooks,
     LineConfig,
@@ -149,15 +148,6 @@ def test_a_checkpoint_of_another_configuration_is_refused(config, named, tmp_pat
         trainer.load(tmp_path / "checkpoint")
     take(trainer, 2)
     assert_same(trainer, trained(config, 2))
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    trainer = Trainer(GRID)
-    save_checkpoint(tmp_path / "buffer", trainer.rb, config="mine")
-    with pytest.raises(CheckpointMismatchError, match="holds no training run"):
-        trainer.load(tmp_path / "buffer")
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        trainer.load(tmp_path / "nothing")
 
 
 @pytest.mark.slow

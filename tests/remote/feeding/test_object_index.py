@@ -5,7 +5,7 @@ from remote.remote_runs import objects, trajectories
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.containers.objects import objects_in
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding import ObjectIndex
 
 VALUES = range(8)
@@ -154,11 +154,3 @@ def test_a_row_that_is_no_object_is_named_until_it_is_put_right():
     assert (index.find(objects_in(trajectories([5, 6, 7, 8]))) >= 0).tolist() == [
         *(True, False, True, True)
     ]
-
-
-def test_an_index_of_another_buffer_is_refused():
-    rb, other = fifo_buffer(3), fifo_buffer(3)
-    rb.extend(objects([1]))
-    other.extend(objects([1, 2, 3]))
-    with pytest.raises(CheckpointMismatchError, match="index of 3 rows, expected 1"):
-        ObjectIndex(rb, 4).load_state_dict(ObjectIndex(other, 4).state_dict())

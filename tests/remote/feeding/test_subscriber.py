@@ -12,7 +12,6 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from gfn_rb import fifo_buffer
 from gfn_rb.containers.objects import objects_in
-from gfn_rb.errors import ArgumentError
 from gfn_rb.remote.feeding import ObjectIndex, Subscriber
 
 
@@ -115,24 +114,6 @@ def test_slots_that_a_buffer_stores_are_not_given():
     rb.extend(objects([3]).set("index", torch.zeros(1, dtype=torch.int64)))
     assert "index" in rb.storage._storage.keys()  # noqa: SIM118
     assert set(index.subscribers[1].next().keys()) == {"state", "log_reward"}
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (3, "subscription must be terms by name, got 3"),
-        ({}, "quota must be an integer from 1 to 4096, got None"),
-        (terms(quota=0), "quota must be an integer from 1 to 4096, got 0"),
-        (terms(quota=True), "quota must be an integer from 1 to 4096, got True"),
-        (terms(quota="2"), "quota must be an integer from 1 to 4096, got '2'"),
-        (terms(policy="best"), "policy must be 'top', "),
-        ({"quota": 1}, "policy must be 'top', "),
-        (terms(own=1), "own must be true or false, got 1"),
-    ],
-)
-def test_foreign_terms_are_not_believed(bad, message):
-    with pytest.raises(ArgumentError, match=message):
-        Subscriber(1, bad, ObjectIndex(fifo_buffer(6), 4))
 
 
 @pytest.mark.slow
