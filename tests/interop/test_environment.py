@@ -15,52 +15,27 @@ preprocessors = pytest.importorskip("gfn.preprocessors")
 from gfn_rb.interop.torchgfn import TorchGFNEnv, adapt_env  # noqa: E402
 
 
-def one_more_than_the_sum(x: torch.Tensor) -> torch.Tensor:
-    return 1.0 + x.sum(-1)
+def suite(kind, env, max_length=None):
+    """Of what ``adapt_env`` returns; its checks are a small part of the suite."""
+    return type("Suite", (kind,), {"make_env": lambda _: TorchGFNEnv(env, None, max_length)})
 
 
-def unchecked(env, max_length=None) -> TorchGFNEnv:
-    """What ``adapt_env`` returns; its checks are a small part of the suite that follows."""
-    return TorchGFNEnv(env, None, max_length)
+ENUMERABLE = {
+    "HyperGrid": gym.HyperGrid(2, 5, validate_modes=False),
+    "ConditionalHyperGrid": gym.ConditionalHyperGrid(2, 4, validate_modes=False),
+    "BitSequence": gym.BitSequence(2, 8, 4),
+    "PerfectBinaryTree": gym.PerfectBinaryTree(lambda x: 1.0 + x.sum(-1).float(), depth=3),
+}
+for name, env in ENUMERABLE.items():
+    globals()[f"Test{name}"] = suite(EnumerableEnvConformance, env)
+LARGE = gym.HyperGrid(4, 4, validate_modes=False)
+TestNotListed = suite(GFNEnvConformance, LARGE, 13)
 
 
-class TestHyperGrid(EnumerableEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        return unchecked(gym.HyperGrid(ndim=2, height=5, validate_modes=False))
-
-
-class TestConditionalHyperGrid(EnumerableEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        return unchecked(gym.ConditionalHyperGrid(ndim=2, height=4, validate_modes=False))
-
-
-class TestBitSequence(EnumerableEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        return unchecked(gym.BitSequence(2, 8, 4))
-
-
-class TestPerfectBinaryTree(EnumerableEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        reward = lambda x: one_more_than_the_sum(x).float()  # noqa: E731
-        return unchecked(gym.PerfectBinaryTree(reward, depth=3))
-
-
-class TestNotListed(GFNEnvConformance):
-    def make_env(self) -> TorchGFNEnv:
-        return unchecked(gym.HyperGrid(ndim=4, height=4, validate_modes=False), max_length=13)
-
-
-@pytest.mark.parametrize(
-    "suite",
-    [
-        each
-        for name, each in vars().items()
-        if name.startswith("Test") and hasattr(each, "make_env")
-    ],
-)
-def test_each_of_them_is_adapted(suite) -> None:
-    env = suite().make_env()
-    assert adapt_env(env.inner, max_length=env.max_length).n_actions == env.n_actions
+@pytest.mark.parametrize("env", [*ENUMERABLE.values(), LARGE])
+def test_each_of_them_is_adapted(env) -> None:
+    max_length = 13 if env is LARGE else None
+    assert adapt_env(env, max_length=max_length).n_actions == env.n_actions
 
 
 class Drifting(gym.HyperGrid):

@@ -1,6 +1,7 @@
 """torchgfn's estimators as our policies: sampled from, trained and searched with."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -18,17 +19,14 @@ from gfn.estimators import DiscretePolicyEstimator, ScalarEstimator  # noqa: E40
 from gfn.gflownet import FMGFlowNet, ModifiedDBGFlowNet  # noqa: E402
 from gfn.preprocessors import EnumPreprocessor, KHotPreprocessor  # noqa: E402
 from gfn.utils.modules import MLP, Tabular  # noqa: E402
+from interop import torchgfn_items as items  # noqa: E402
 
 from gfn_rb.interop.torchgfn import adapt_env, adapt_estimator, rows_of  # noqa: E402
 
 GRID = gym.HyperGrid(2, 5, validate_modes=False)
 KHOT = KHotPreprocessor(5, 2)
 ENV = adapt_env(GRID, KHOT)
-
-
-def estimator(is_backward: bool = False) -> DiscretePolicyEstimator:
-    module = MLP(KHOT.output_dim, ENV.n_actions - is_backward, hidden_dim=16)
-    return DiscretePolicyEstimator(module, ENV.n_actions, KHOT, is_backward=is_backward)
+estimator = partial(items.estimator, GRID)
 
 
 def flow() -> ScalarEstimator:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import UserDict
 from functools import partial
 from pathlib import Path
 
@@ -22,20 +23,8 @@ from gfn_rb.interop.torchgfn import remote  # noqa: E402
 MANAGER, LIMIT = 2, 60.0
 
 
-class PerThread(threading.local):
+class PerThread(threading.local, UserDict):
     """Each thread stands for a process, and has endpoints of its own."""
-
-    def __init__(self):
-        self.made = {}
-
-    def __iter__(self):
-        return iter(self.made)
-
-    def __getitem__(self, backend):
-        return self.made[backend]
-
-    def __contains__(self, backend):
-        return backend in self.made
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +33,7 @@ def per_thread(monkeypatch):
 
 
 def at(transport):
-    remote._endpoints.made["mpi"] = remote.Endpoint(transport)
+    remote._endpoints["mpi"] = remote.Endpoint(transport)
 
 
 def run(manager, *trainings, env=GRID, **options):

@@ -1,5 +1,7 @@
 """torchgfn's samplers and ours behind its interface give the same containers and distributions."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,14 +9,10 @@ gym = pytest.importorskip("gfn.gym")
 box_utils = pytest.importorskip("gfn.gym.helpers.box_utils")
 
 import gfn.samplers as theirs  # noqa: E402
-from gfn.estimators import (  # noqa: E402
-    ConditionalDiscretePolicyEstimator,
-    DiscretePolicyEstimator,
-    RecurrentDiscretePolicyEstimator,
-)
-from gfn.preprocessors import KHotPreprocessor  # noqa: E402
-from gfn.utils.modules import MLP, RecurrentDiscreteSequenceModel  # noqa: E402
+from gfn.estimators import RecurrentDiscretePolicyEstimator  # noqa: E402
+from gfn.utils.modules import RecurrentDiscreteSequenceModel  # noqa: E402
 from gfn.utils.prob_calculations import get_trajectory_pfs  # noqa: E402
+from interop import torchgfn_items as items  # noqa: E402
 from scipy.stats import chi2_contingency  # noqa: E402
 from statistics_of_draws import chi_square_p  # noqa: E402
 
@@ -23,19 +21,8 @@ from gfn_rb.errors import ArgumentError  # noqa: E402
 
 GRID = gym.HyperGrid(2, 4, validate_modes=False)
 BOX = gym.Box(delta=0.25)
-KHOT = KHotPreprocessor(4, 2)
+estimator = partial(items.estimator, GRID)
 FIELDS = "log_rewards", "log_probs", "estimator_outputs", "terminating_idx", "is_backward"
-
-
-def estimator(is_backward: bool = False, scale: float = 1.0, seed: int = 0):
-    """Return an estimator; of a large scale, it draws the same action each time."""
-    torch.manual_seed(seed)
-    module = MLP(KHOT.output_dim, GRID.n_actions - is_backward, hidden_dim=16)
-    with torch.no_grad():
-        module.last_layer.weight.mul_(scale)
-        if not is_backward:
-            module.last_layer.bias[-1] -= 2.0  # or most walks are short
-    return DiscretePolicyEstimator(module, GRID.n_actions, KHOT, is_backward=is_backward)
 
 
 def assert_same(mine, other) -> None:
@@ -123,10 +110,7 @@ def test_each_loop_searches_around_what_the_last_accepted(monkeypatch) -> None:
 
 def test_conditions_reach_the_estimator() -> None:
     grid = gym.ConditionalHyperGrid(2, 4, validate_modes=False)
-    head = MLP(12, grid.n_actions)
-    with torch.no_grad():
-        head.last_layer.weight.mul_(1e4)
-    pf = ConditionalDiscretePolicyEstimator(MLP(KHOT.output_dim, 8), MLP(1, 4), head, 3, KHOT)
+    pf = items.conditional_estimator(grid, scale=1e4)
     given = torch.rand(8, 1)
     mine, other = (
         m.Sampler(pf).sample_trajectories(grid, 8, None, given, **KEPT) for m in (ours, theirs)

@@ -15,25 +15,31 @@ WARM = ConditionalHyperGrid(2, 6, validate_modes=False)
 KINDS = ("trajectories", "transitions", "states")
 
 
-def sampler(env):
+def estimator(env, is_backward=False, scale=1.0, seed=0):
+    """Of a large scale, it draws the same action each time."""
+    torch.manual_seed(seed)
     khot = KHotPreprocessor(env.height, env.ndim)
-    network = [khot.output_dim, 8 if env.is_conditional else env.n_actions]
-    module = MLP(*network, hidden_dim=8)
-    if env.is_conditional:
-        head = MLP(9, env.n_actions, hidden_dim=8)
-        estimator = ConditionalDiscretePolicyEstimator(
-            module, torch.nn.Identity(), head, env.n_actions, khot
-        )
-    else:
-        head, estimator = module, DiscretePolicyEstimator(module, env.n_actions, khot)
-    with torch.no_grad():  # or most walks are short
+    module = MLP(khot.output_dim, env.n_actions - is_backward, hidden_dim=16)
+    with torch.no_grad():
+        module.last_layer.weight.mul_(scale)
+        if not is_backward:
+            module.last_layer.bias[-1] -= 2.0  # or most walks are short
+    return DiscretePolicyEstimator(module, env.n_actions, khot, is_backward=is_backward)
+
+
+def conditional_estimator(env, scale=1.0):
+    khot, head = KHotPreprocessor(env.height, env.ndim), MLP(9, env.n_actions, hidden_dim=8)
+    with torch.no_grad():
+        head.last_layer.weight.mul_(scale)
         head.last_layer.bias[-1] -= 2.0
-    return Sampler(estimator)
+    module = MLP(khot.output_dim, 8, hidden_dim=8)
+    return ConditionalDiscretePolicyEstimator(
+        module, torch.nn.Identity(), head, env.n_actions, khot
+    )
 
 
 with torch.random.fork_rng():
-    torch.manual_seed(0)
-    SAMPLERS = {env: sampler(env) for env in (GRID, WARM)}
+    SAMPLERS = {GRID: Sampler(estimator(GRID)), WARM: Sampler(conditional_estimator(WARM))}
 
 
 def rollouts(env=GRID, n=16, ties=True):

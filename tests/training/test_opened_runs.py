@@ -17,10 +17,9 @@ FORMS = [
 ]  # fmt: skip
 # Transitions and states are trained on by losses that take them.
 LOSSES = {"transitions": "db", "states": "fm"}
-
-
+QUICK = ("top", "rank")  # of all ways to keep and draw, those of the short tests
 GRID_OF_OPTIONS = [
-    (keep, draw, form)
+    pytest.param(keep, draw, form, marks=[pytest.mark.slow] * ((keep, draw) != QUICK))
     for keep, draw, form in product(KEPT, DRAW, FORMS)
     if form[0] not in LOSSES or (keep != "diverse" and draw != "teacher")
 ]
@@ -37,20 +36,10 @@ def assert_opens(config, path) -> None:
     assert opened.summary(trainer.env) == trainer.rb.summary(trainer.env)
 
 
-def config_of(replay, compact, **options):
-    loss = LOSSES.get(replay, "tb")
-    return changed(GRID, replay=replay, compact=compact, loss=loss, **options)
-
-
-@pytest.mark.parametrize(("replay", "compact"), FORMS)
-def test_rows_of_every_form(replay, compact, tmp_path) -> None:
-    assert_opens(config_of(replay, compact), tmp_path / "checkpoint.gfnrb")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "draw", "form"), GRID_OF_OPTIONS)
 def test_every_form_of_buffer(keep, draw, form, tmp_path) -> None:
-    config = config_of(*form, keep=keep, draw=draw, max_age=2)
+    options = {"replay": form[0], "compact": form[1], "loss": LOSSES.get(form[0], "tb")}
+    config = changed(GRID, draw, keep, max_age=2, **options)
     assert_opens(config, tmp_path / "checkpoint.gfnrb")
 
 

@@ -57,13 +57,6 @@ def test_every_call_counts_and_every_state_and_mode_once(discovery, monkeypatch)
     assert counts(discovery) == (13, 8, 4)
 
 
-def test_states_too_many_to_list_are_counted_too():
-    discovery = Counted(HyperGrid(ndim=24, height=8))  # 2^72 states
-    discovery.add(torch.tensor([[1], [6], [0], [1]]).expand(4, 24))
-    assert counts(discovery) == (4, 3, 2)
-    assert discovery.top_score == pytest.approx((2.6 + 2.6 + 0.6) / 3)
-
-
 def test_the_best_are_compared_with_each_other(discovery):
     """(1, 1), (1, 6) and (6, 6) differ in 1, 1 and 2 places; in 5, 5 and 10 steps."""
     discovery.add(MODES[[0, 1, 3, 3]])
