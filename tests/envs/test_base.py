@@ -57,7 +57,6 @@ EDGES = [[[0, 1, 0], [0, 0, 1], [0, 0, 0]], [[0, 0, 0], [0, 0, 0], [0, 0, 0]]]
         (envs.TFBind8, [[0, 1, 2, 3, 3, 2, 1, 0]], ["ACGTTGCA"]),
         (lambda: envs.RNABinding(length=4), [[0, 1, 2, 3]], ["ACGU"]),
         (envs.QM9Strings, [[0, 3, 7, 1, 10]], ["C-CF-c1ccccc1-O-CCC"]),
-        (lambda: envs.BitSequence(8, 4, n_modes=2), [[3, 12]], ["00111100"]),
         (lambda: envs.BayesianDAG(3), EDGES, ["0->1 1->2", "no edges"]),
         (lambda: envs.HyperGrid(2, 8), [], []),
     ],

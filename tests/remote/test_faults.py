@@ -5,7 +5,17 @@ import time
 
 import pytest
 from factories import joined
-from remote.remote_runs import LIMIT, MODES, Driven, group, objects, owners_of, threads, values_of
+from remote.remote_runs import (
+    LIMIT,
+    MODES,
+    Driven,
+    group,
+    managed,
+    objects,
+    owners_of,
+    threads,
+    values_of,
+)
 
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
@@ -47,30 +57,25 @@ def settle(manager):
 
 @pytest.mark.parametrize("content", [bytes(range(200)), damaged()], ids=["garbage", "damaged"])
 def test_a_manager_survives_frames_it_cannot_read(caplog, content):
-    transports = group(3)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    one, other = FrameChannel(transports[1]), FrameChannel(transports[2])
-    transports[1].send([content], 0, DATA_TAG)
+    manager, one, other = managed(fifo_buffer(9))
+    one.link.transport.send([content], 0, DATA_TAG)
     settle(manager)
     assert len([r for r in caplog.records if "refused what rank 1 sent" in r.message]) == 1
-    answer = one.receive()
-    assert answer.kind == Kind.ERROR
+    assert one.link.receive().kind == Kind.ERROR
     assert manager.metadata()["senders"]["1"]["unreadable"] == 1
-    for link, value in ((one, 1), (other, 2)):
-        link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([value]))
-    settle(manager)
+    for client, value in ((one, 1), (other, 2)):
+        client.send(objects([value]))
     assert values_of(manager.buffer) == [1, 2]
 
 
 def test_a_manager_drops_a_worker_of_another_format(caplog):
-    transports = group(2)
-    manager = ReplayBufferManager(transports[0], fifo_buffer(9))
-    transports[1].send([of_another_version()], 0, DATA_TAG)
+    manager, one = managed(fifo_buffer(9), n=2)
+    one.link.transport.send([of_another_version()], 0, DATA_TAG)
     settle(manager)
     assert "worker 1 is lost: it speaks another version" in caplog.text
     assert manager.finished
     assert manager.metadata()["senders"]["1"]["state"] == "refused"
-    assert FrameChannel(transports[1]).receive().meta["error"]["type"] == "WireVersionError"
+    assert one.link.receive().meta["error"]["type"] == "WireVersionError"
 
 
 class Damage:

@@ -1,9 +1,8 @@
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from buffers.test_calls import calls_of
 from statistics_of_draws import chi_square_p
 from training.training_runs import (
     BITS,
@@ -18,7 +17,6 @@ from training.training_runs import (
     trained,
 )
 
-import gfn_rb
 from gfn_rb.containers import Trajectories
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.training import (
@@ -406,7 +404,6 @@ def test_a_walk_on_the_line_learns_the_exact_log_z():
 
 # Per step. Trajectories to terminating states are sampled backward.
 LIMITS = {"trajectories": 695, "terminal": 805}
-PACKAGE = str(Path(gfn_rb.__file__).parent)
 
 
 @pytest.mark.parametrize("replay", LIMITS)
@@ -414,15 +411,4 @@ def test_a_step_makes_few_calls(replay):
     trainer = Trainer(TFBind8Config(seed=1, replay=replay))
     for _ in range(30):  # until nothing is set up any more
         trainer.step()
-    n_calls = 0
-
-    def count(frame, event, _):
-        nonlocal n_calls
-        n_calls += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
-    sys.setprofile(count)
-    try:
-        trainer.step()
-    finally:
-        sys.setprofile(None)
-    assert 100 < n_calls <= LIMITS[replay]
+    assert 100 < calls_of(trainer.step) <= LIMITS[replay]

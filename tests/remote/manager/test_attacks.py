@@ -2,15 +2,15 @@
 
 import math
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
 from factories import object_names
-from remote.remote_runs import Client, group, objects, trajectories, values_of
+from remote.remote_runs import managed, objects, trajectories, values_of
 from tensordict import TensorDict
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer, terminating_state_buffer
-from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 
@@ -18,13 +18,10 @@ class Scene:
     """A manager, a hostile worker of rank 1, and an honest one of rank 2."""
 
     def __init__(self, rb=None, max_nbytes=1 << 30, **options):
-        mine, *theirs = group(3)
-        mine.max_nbytes = max_nbytes
-        self.scored = []
+        self.scored, self.rb = [], rb
         options.setdefault("score", self.score)
-        self.manager = ReplayBufferManager(mine, rb, **options)
-        self.hostile, self.honest = (Client(each, self.manager) for each in theirs)
-        self.rb = rb
+        self.manager, self.hostile, self.honest = managed(rb, **options)
+        self.manager.transport.max_nbytes = max_nbytes
 
     def score(self, rows, sender):
         self.scored.append(len(rows))
@@ -219,16 +216,6 @@ def test_what_is_unknown_costs_one_line_and_nothing_lasting(caplog):
     scene.check_alive()
 
 
-class Broken:
-    """Something that raises whenever it is called."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __call__(self, *args, **kwargs):
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError(), RecursionError()])
 @pytest.mark.parametrize(
     "place", ["take", "decode", "batch", "feed", "baseline", "subscribe", "metadata", "follow"]
@@ -236,8 +223,9 @@ class Broken:
 def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
     place, error, monkeypatch, caplog
 ):
-    scene = Scene(fifo_buffer(9), metadata=Broken(error))
-    handler, broken = scene.manager, Broken(error)
+    broken = Mock(side_effect=error)
+    scene = Scene(fifo_buffer(9), metadata=broken)
+    handler = scene.manager
     target = {
         "take": (scene.manager._channel, "take"),
         "decode": ("gfn_rb.remote.channel.decode_frame",),
@@ -279,7 +267,7 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_who_is_to_end_ends(error):
-    scene = Scene(fifo_buffer(9), score=Broken(error()))
+    scene = Scene(fifo_buffer(9), score=Mock(side_effect=error))
     scene.hostile.link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
     with pytest.raises(error):
         scene.manager.step()

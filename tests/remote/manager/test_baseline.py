@@ -16,15 +16,6 @@ def offer(baseline, rb, values):
     return baseline.value(rb)
 
 
-def test_the_running_mean_is_that_of_batch_minima():
-    baseline = Baseline(None, alpha=0.25)
-    assert baseline.value(None) is None
-    baseline.observe(torch.tensor([4.0, 2.0]))
-    assert baseline.value(None) == 2.0
-    baseline.observe(torch.tensor([10.0, 11.0]))
-    assert baseline.value(None) == 0.25 * 10 + 0.75 * 2
-
-
 def test_rewards_that_are_not_finite_do_not_count():
     baseline = Baseline(None)
     baseline.observe(torch.tensor([-math.inf, math.nan, math.inf]))
@@ -33,18 +24,20 @@ def test_rewards_that_are_not_finite_do_not_count():
     assert baseline.value(None) == 3.0
 
 
-def test_min_is_the_mean_until_the_buffer_is_full_and_then_its_lowest():
-    rb, baseline = fifo_buffer(4), Baseline(alpha=0.5)
-    offer(baseline, rb, [1.0, 5.0])
-    assert offer(baseline, rb, [3.0]) == 2.0
-    assert offer(baseline, rb, [-math.inf]) == 1.0
-    assert offer(baseline, rb, [7.0]) == 3.0  # in the place of the 1
-
-
-def test_a_full_buffer_changes_nothing_for_the_mean():
-    rb, baseline = fifo_buffer(2), Baseline(None, alpha=0.5)
-    assert offer(baseline, rb, [1.0, 5.0]) == 1.0
-    assert offer(baseline, rb, [3.0, 4.0]) == 2.0
+@pytest.mark.parametrize(
+    ("baseline", "capacity", "offered", "expected"),
+    [
+        (Baseline(None, alpha=0.25), 9, [[4.0, 2.0], [10.0, 11.0]], [2.0, 0.25 * 10 + 0.75 * 2]),
+        # A full buffer changes nothing for the mean.
+        (Baseline(None, alpha=0.5), 2, [[1.0, 5.0], [3.0, 4.0]], [1.0, 2.0]),
+        # A full buffer's lowest takes its place; the 7 comes in the place of the 1.
+        (Baseline(alpha=0.5), 4, [[1.0, 5.0], [3.0], [-math.inf], [7.0]], [1.0, 2.0, 1.0, 3.0]),
+    ],
+)
+def test_the_running_mean_is_that_of_batch_minima(baseline, capacity, offered, expected):
+    rb = fifo_buffer(capacity)
+    assert baseline.value(rb) is None
+    assert [offer(baseline, rb, values) for values in offered] == expected
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@ import time
 
 import pytest
 import torch
-from remote.remote_runs import Client, group, managed, objects, trajectories, values_of
+from remote.remote_runs import managed, objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
 
 
@@ -164,12 +163,9 @@ def test_a_worker_whose_endpoint_closes_is_lost_once(caplog):
 
 
 def test_answers_that_cannot_be_sent_are_refused(caplog):
-    transports = group(2)
-    transports[0].max_nbytes = 4000
-    manager = ReplayBufferManager(
-        transports[0], None, lambda items, sender: {"wide": torch.zeros(len(items), 1000)}
-    )
-    one = Client(transports[1], manager)
+    wide = lambda items, sender: {"wide": torch.zeros(len(items), 1000)}  # noqa: E731
+    manager, one = managed(None, wide, n=2)
+    manager.transport.max_nbytes = 4000
     answer = one.send(objects([1, 2]), number=3)
     assert answer.kind == Kind.ERROR
     assert answer.meta["to"] == 3

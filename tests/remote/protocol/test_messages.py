@@ -25,9 +25,7 @@ def test_scores_of_a_batch_and_of_its_rows_are_told_apart():
     numbers, rows = pack({"a": 1, "b": torch.tensor(2.0), "c": torch.ones(3, 2)}, 3)
     assert numbers == {"a": 1.0, "b": 2.0}
     assert rows["c"].tolist() == [[1.0, 1.0]] * 3
-
-
-def test_a_tensor_of_one_row_is_a_score_of_that_row():
+    # A tensor of one row is a score of that row.
     numbers, rows = pack({"each": torch.tensor([2.0])}, 1)
     assert numbers == {}
     assert rows["each"].tolist() == [2.0]
