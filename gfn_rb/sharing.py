@@ -145,9 +145,9 @@ class _Step(_Records):
             compat.set_last_cursor(storage, self._cursor)
         else:
             self.commit()
-            compat.mark_update(storage, self.slot)  # of which samplers were perhaps not told
         compat.bump_mutation_revision(storage)
         writer.roll_back(writer.counters() if self.commit else self._records[0].counters)
+        compat.mark_update(storage, self.slot)  # of which samplers were perhaps not told
 
 
 def one_thread(storage: Storage) -> AbstractContextManager[Any]:
@@ -180,6 +180,8 @@ def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
             raise
         finally:
             vars(storage).pop(_STEP, None)
+            if (lock := vars(storage).get(_LOCK)) is not None:
+                lock.keep()
 
 
 def require_access(storage: Storage | None, writer: SlotState | None) -> None:
@@ -261,6 +263,11 @@ class WriteLock:
                 stream.write(part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
             at = stream.tell()
         self._words[_RECORDED] = at - _HEAD  # from here on it counts
+
+    def keep(self) -> None:
+        """Undo nothing of what was written so far, which is whole."""
+        if self._is_mine:
+            self._clear()
 
     def _recover(self) -> None:
         """Undo what was recorded, and have everybody read the storage anew."""

@@ -183,11 +183,10 @@ class _TrackedWrites(DrawsAhead):
     def _advance(self, version: int | Tensor) -> None:
         """Take up versions, and remove the rows that have become too old by them."""
         with compat.replay_lock(self), compat.write_lock(self):
+            if self.max_age is not None and is_laid_out(self.storage) and len(self.storage):
+                oldest = max(int(version), int(self.statistics.newest)) - self.max_age
+                self.writer.remove((self._versions.values(self.storage) < oldest).nonzero()[:, 0])
             self.statistics.note_version(version)
-            if self.max_age is None or not is_laid_out(self.storage) or not len(self.storage):
-                return
-            is_old = self._versions.values(self.storage) < self.statistics.newest - self.max_age
-            self.writer.remove(is_old.nonzero()[:, 0])
 
 
 class Readable(KeepsArguments):

@@ -57,7 +57,7 @@ def may_strike(code):
     # A signal cannot strike between the end of a block and the release of its lock, as a trace can.
     if not code.co_filename.startswith(ROOT) or code.co_name == "one_write":
         return False
-    settles = code.co_name in ("settle", "put_back", "roll_back")
+    settles = code.co_name in ("settle", "put_back", "roll_back", "keep", "_clear")
     return not (settles and code.co_filename.endswith("sharing.py"))
 
 
