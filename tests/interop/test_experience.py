@@ -1,3 +1,5 @@
+"""ObjectRL's replay buffer: what it stores and draws, its counters and its files."""
+
 import gc
 import warnings
 
@@ -8,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage
+from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
 from gfn_rb import ExperienceMemory
 from gfn_rb.checkpoint import save_state
@@ -18,6 +20,9 @@ from gfn_rb.errors import (
     CheckpointError,
     CheckpointMismatchError,
 )
+from gfn_rb.interop.objectrl import ReplayBuffer
+
+CPU = torch.device("cpu")
 
 
 def transitions(numbers):
@@ -115,13 +120,19 @@ def test_random_batches_are_uniform_and_copies(method):
 
 
 @pytest.mark.parametrize(
-    "indices", [[4, 0, 4], range(4, -1, -2), torch.tensor([3, 1]), torch.tensor([2]).int(), []]
+    "indices",
+    [
+        *([4, 0, 4], range(4, -1, -2), torch.tensor([3, 1]), torch.tensor([2]).int(), []),
+        *([-1, 0, -5], torch.tensor([-2])),  # from the end
+    ],
 )
 def test_experiences_are_had_by_index(indices):
     buffer = memory(5)
     rows = buffer.sample_by_index(indices)
     assert rows.batch_size == (len(indices),)
-    assert actions(rows) == [int(i) for i in indices]
+    expected = [range(5)[int(i)] for i in indices]
+    assert actions(rows) == expected
+    assert buffer.sample_by_index_fields(indices, ["action"]).tolist() == expected
     rows.zero_()
     assert actions(buffer.sample_all()) == [0, 1, 2, 3, 4]
     assert "index" in rows
@@ -202,16 +213,95 @@ def test_what_cannot_be_loaded_changes_nothing(tmp_path):
     content = (tmp_path / "good.gfnrb").read_bytes()
     (tmp_path / "cut.gfnrb").write_bytes(content[:-9])
     save_state(tmp_path / "other.gfnrb", {"step": 1})
+    torch.save({"buffer_size": Plain}, tmp_path / "code.metadata")
+    (tmp_path / "text.metadata").write_text("data_size: 6")
     buffer.create_epoch_iterator(1)
     for name, error in [
         ("cut", CheckpointCorruptError),
         ("other", CheckpointMismatchError),
-        ("none", CheckpointError),
+        *((name, CheckpointError) for name in ("none", "code", "text")),
     ]:
         with pytest.raises(error, match=name):
             buffer.load(tmp_path / name)
     assert actions(buffer.get_next_batch(1)) == [0]
     assert actions(buffer.sample_all()) == [0, 1, 2]
+
+
+# Against ObjectRL's buffer.
+
+
+class Plain:
+    """What ObjectRL's buffer does: TorchRL's, and a copy of what it draws."""
+
+    def __init__(self, device, storing_device, buffer_size):
+        storage = LazyMemmapStorage(buffer_size, device=storing_device)
+        self.memory = TensorDictReplayBuffer(storage=storage)
+
+    def add(self, experience):
+        self.memory.add(experience)
+
+    def add_batch(self, batch):
+        self.memory.extend(batch)
+
+    def sample_batch(self, batch_size):
+        return self.memory.sample(batch_size).to(CPU).clone()
+
+
+def draws(make_buffer):
+    """Batches drawn while experiences are stored, one by one and in batches, and random numbers."""
+    torch.manual_seed(0)
+    buffer, found = make_buffer(CPU, CPU, 50), []
+    for step in range(40):
+        batch = TensorDict({"obs": torch.randn(4, 1), "reward": torch.randn(4)}, [4])
+        if step % 2:
+            buffer.add_batch(batch)
+        else:
+            for row in batch.unbind(0):
+                buffer.add(row)
+        drawn = buffer.sample_batch(8)
+        found += [drawn["obs"], drawn["reward"], torch.rand(3)]
+    return found
+
+
+def test_batches_are_those_of_objectrls_buffer_and_so_are_later_random_numbers():
+    pairs = zip(draws(ReplayBuffer), draws(Plain), strict=True)
+    assert all(ours.equal(plain) for ours, plain in pairs)
+
+
+def test_objectrl_can_load_what_is_saved(tmp_path):
+    buffer, path = memory(), tmp_path / "buffer"
+    buffer.add_batch(transitions(range(6)))
+    buffer.add_batch(transitions(range(6, 14)))
+    buffer.save(str(path))
+    metadata = torch.load(f"{path}.metadata")  # as ObjectRL does
+    counters = {name: metadata[name] for name in ("buffer_size", "data_size", "pointer")}
+    assert counters == {"buffer_size": 10, "data_size": 10, "pointer": 4}
+    (tmp_path / "buffer.metadata").unlink()  # killed before it was written
+    fresh = memory(size=3)
+    fresh.load(str(path))
+    assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
+    torch.save(counters, tmp_path / "theirs.metadata")  # which has no experiences
+    fresh.load(tmp_path / "theirs")
+    assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 0, 0)
+
+
+@pytest.mark.parametrize("n", [3, 10, 14, 20, 27])
+def test_long_batches_are_where_objectrls_are(n):
+    buffer, plain = memory(), Plain(CPU, CPU, 10)
+    for numbers in (range(4), range(4, 4 + n), range(50, 52)):
+        buffer.add_batch(transitions(numbers))
+        plain.add_batch(transitions(numbers))
+    assert buffer.sample_all()["action"].equal(plain.memory[:]["action"])
+    assert buffer.pointer == (6 + n) % 10
+
+
+@pytest.mark.parametrize("counters", [{"buffer_size": -20}, {"buffer_size": 6.0}, {}, [1, 2]])
+def test_impossible_counters_are_refused(counters, tmp_path):
+    torch.save(counters, tmp_path / "theirs.metadata")
+    buffer = memory(8)
+    with pytest.raises(CheckpointError, match=r"theirs\.metadata must contain"):
+        buffer.load(tmp_path / "theirs")
+    assert (buffer.buffer_size, buffer.data_size, buffer.pointer) == (10, 8, 8)
 
 
 # Too many open files.

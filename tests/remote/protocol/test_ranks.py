@@ -1,13 +1,22 @@
+import time
+
 import numpy as np
 import pytest
 import torch
 from factories import DEVICES, object_names, objects, trajectories, transitions
-from remote.remote_runs import owners_of as owners
+from remote.remote_runs import group, owners_of as owners
 
 from gfn_rb import CompactRows
 from gfn_rb.envs import HyperGrid, TFBind8
 from gfn_rb.policies import ForwardPolicy
-from gfn_rb.remote.ranks import shares
+from gfn_rb.remote.ranks import (
+    Membership,
+    RankRoles,
+    assign_roles,
+    check_ranks,
+    check_roles,
+    shares,
+)
 from gfn_rb.rollout import Sampler
 
 
@@ -67,3 +76,90 @@ def test_what_stands_for_no_object_goes_whole_to_the_next_that_is_ready():
 
 def test_one_manager_owns_everything_and_no_row_is_looked_at():
     assert shares(torch.zeros(3), [6], [6]) == [(6, None)]
+
+
+# Who trains and who manages, in cases worked out by hand.
+
+
+@pytest.mark.parametrize(
+    ("size", "managers"),
+    [(1, ()), (4, ()), (2, (1,)), (4, (3,)), (4, (1, 2, 3)), (8, (3, 7)), (16, (5, 10, 15))],
+)
+def test_roles(size, managers):
+    assert assign_roles(size, len(managers)) == RankRoles(size, managers)
+
+
+def test_every_layout_is_sound():
+    for size in range(1, 13):
+        for n_managers in range(size):
+            found = assign_roles(size, n_managers)
+            assert len(found.managers) == n_managers
+            assert 0 in found.workers
+            assert sorted((*found.managers, *found.workers)) == list(range(size))
+
+
+def test_roles_are_this_rank_and_all_others_by_default():
+    assert check_roles(group(4)[1], None, None) == [0, 2, 3]
+    assert check_roles(group(4)[1], [1, 3], None) == [0, 2]
+    assert check_roles(group(4)[1], [1, 3], [2]) == [2]
+
+
+def test_ranks_keep_their_order():
+    assert check_ranks("manager", (1, 0), group(3)[0]) == [1, 0]
+
+
+# Who is there.
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def states(ranks):
+    return [each["state"] for each in ranks.state_dict().values()]
+
+
+def test_ranks_that_left_or_are_unknown_cannot_be_lost_and_lost_ones_may_return():
+    ranks = Membership([1, 2])
+    ranks.leave(1, "gone")
+    assert not ranks.leave(1, "lost", "it is silent")
+    assert not ranks.leave(3, "lost")
+    assert 3 not in ranks.present
+    ranks.leave(2, "lost", "it was silent")
+    assert (states(ranks), ranks.lost) == (["gone", "lost"], {2: "it was silent"})
+    assert ranks.seen(2)
+    assert (ranks.present, ranks[2].why) == ([2], "")
+    ranks.leave(2, "refused")
+    assert (ranks.present, ranks.lost) == ([], {})
+
+
+def test_silence_is_noticed():
+    clock = Clock()
+    ranks = Membership([1, 2], 5.0, clock)
+    clock.now = 104.0
+    ranks.seen(1)
+    assert ranks.silent() == []
+    clock.now = 105.5
+    assert ranks.silent() == [2]
+    ranks.restart_silence()
+    assert ranks.silent() == []
+    clock.now = 112.0
+    ranks.leave(1)
+    assert ranks.silent() == [2]
+
+
+def test_restored_ranks_are_expected_again_and_silence_before_does_not_count(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1234.5)
+    clock = Clock()
+    ranks, again = Membership([1, 2]), Membership([1, 3], 5.0, clock)
+    ranks.seen(1)
+    ranks.leave(1, "lost", "it was silent")
+    clock.now = 110.0
+    again.load_state_dict(ranks.state_dict())
+    assert states(again) == ["expected", "expected"]
+    assert again[1].last_seen == 1234.5
+    assert again.lost == {}
+    assert again.silent() == []
