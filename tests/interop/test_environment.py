@@ -7,7 +7,6 @@ import torch
 
 from gfn_rb.envs.conformance import EnumerableEnvConformance, GFNEnvConformance
 from gfn_rb.envs.enumerable import uniform_log_pf
-from gfn_rb.errors import ArgumentError
 
 gym = pytest.importorskip("gfn.gym")
 preprocessors = pytest.importorskip("gfn.preprocessors")
@@ -36,22 +35,6 @@ TestNotListed = suite(GFNEnvConformance, LARGE, 13)
 def test_each_of_them_is_adapted(env) -> None:
     max_length = 13 if env is LARGE else None
     assert adapt_env(env, max_length=max_length).n_actions == env.n_actions
-
-
-class Drifting(gym.HyperGrid):
-    """A move may take two steps at once."""
-
-    def step(self, states, actions):
-        moved = super().step(states, actions)
-        twice = super().step(moved.clone(), actions)
-        far = torch.rand(len(states), 1) < 0.3
-        room = (twice.tensor < self.height).all(-1, keepdim=True)
-        return self.states_from_tensor(twice.tensor.where(far & room, moved.tensor))
-
-
-def test_random_transitions_cannot_be_adapted() -> None:
-    with pytest.raises(ArgumentError, match="Drifting cannot be adapted: its transitions are rand"):
-        adapt_env(Drifting(2, 8, validate_modes=False))
 
 
 def test_exact_answers_are_of_torchgfns_rewards() -> None:
