@@ -157,7 +157,7 @@ def absolute():
     del LOSSES["absolute"]
 
 
-def test_it_is_trained_with_by_name(absolute, monkeypatch, capsys):
+def test_it_is_trained_with_by_name(absolute, monkeypatch):
     trainer = Trainer(grid(loss="absolute"))
     assert type(trainer.loss) is absolute
     assert trainer.step() > 0
@@ -166,8 +166,6 @@ def test_it_is_trained_with_by_name(absolute, monkeypatch, capsys):
     monkeypatch.setattr(launch, "train", trained.append)
     assert main(["train", "hypergrid", "--loss", "absolute"]) == 0
     assert trained[0].loss == "absolute"
-    assert main(["train", "hypergrid", "--loss", "absolut"]) == 2
-    assert "absolute" in capsys.readouterr().err
     with pytest.raises(ArgumentError, match="got 'absolut': did you mean absolute"):
         grid(loss="absolut").validate()
 

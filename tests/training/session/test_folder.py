@@ -65,20 +65,18 @@ SIZES = "{", "[3]", "{}", '{"size": 100000000}', '{"size": 0}'
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "error", "message"),
+    ("file", "text", "message"),
     [
-        ("config.json", "{", CheckpointCorruptError, "config.json is no JSON"),
-        ("config.json", "[1]", CheckpointCorruptError, r"must be an object, got \[1\]"),
-        ("config.json", '{"format": 2, "env": "go"}', ArgumentError, "env must be one of"),
-        *(("ranks.json", text, CheckpointCorruptError, r"ranks\.json is") for text in SIZES),
+        ("config.json", "{", "config.json is no JSON"),
+        ("config.json", "[1]", r"must be an object, got \[1\]"),
+        *(("ranks.json", text, r"ranks\.json is") for text in SIZES),
     ],
 )
-def test_a_damaged_file_is_named(file, text, error, message, tmp_path):
+def test_a_damaged_file_is_named(file, text, message, tmp_path):
     (tmp_path / file).write_text(text)
-    with pytest.raises(error, match=message):
-        RunFolder(tmp_path).read_config() if file == "config.json" else RunFolder(
-            tmp_path
-        ).n_ranks()
+    folder = RunFolder(tmp_path)
+    with pytest.raises(CheckpointCorruptError, match=message):
+        folder.read_config() if file == "config.json" else folder.n_ranks()
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,6 @@ def test_a_damaged_checkpoint_is_refused_and_left(reference):
     ("options", "message"),
     [
         ({"height": 1}, "height must be at least 2, got 1"),
-        ({"loss": "db", "replay": "states"}, "replay must be one of"),
         ({"logger": "wandb"}, "logger wandb is not installed"),
     ],
 )
