@@ -483,7 +483,7 @@ def test_what_is_sound_of_a_damaged_journal_is_recovered(damaged, tmp_path):
     found = recovered(flip)
     assert (found["number"], found["left_out"]) == (7, 1)
     for wrong in (tmp_path / "none", target):
-        with pytest.raises(CheckpointError, match="path must name a journal"):
+        with pytest.raises(CheckpointError, match="path must name an existing journal"):
             recover(wrong, target)
 
 
