@@ -10,6 +10,7 @@ from gfn_rb import keys
 from gfn_rb.containers.convert import real_steps
 from gfn_rb.containers.fields import FieldValues, Key, assemble
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
+from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import Bool, Int64, Shaped
 
 _CARRIED = (keys.LOG_PROB, keys.ESTIMATOR_OUTPUT)
@@ -129,7 +130,7 @@ def _complete(
     # The last start at or before it: steps of an episode lie together, in time.
     first = starts[torch.searchsorted(starts, ends, right=True) - 1]
     source = state[first[:1]] if source_state is None else source_state
-    at_source = _all_features(state[first] == source, 1)
+    at_source = flat_rows(state[first] == source).all(1)
     if source_state is None and not bool(at_source.all()):
         raise ArgumentError(
             f"rollout: {int((~at_source).sum())} of {len(first)} finished episodes do not start "
@@ -143,8 +144,8 @@ def _frozen(rollout: TensorDictBase, done: Bool[Tensor, "B T"]) -> Bool[Tensor, 
     # The first step copies none, whatever stands here: nothing was done before it.
     is_copy = done & done.roll(1, 1)
     for key in (keys.STATE, keys.ACTION, keys.NEXT_STATE):
-        value = _flat_steps(rollout, key).unflatten(0, done.shape)
-        is_copy[:, 1:] &= _all_features(value[:, 1:] == value[:, :-1], 2)
+        value = flat_rows(_flat_steps(rollout, key)).unflatten(0, done.shape)
+        is_copy[:, 1:] &= (value[:, 1:] == value[:, :-1]).all(2)
     was_done = (done.cumsum(1) - done.long()) > 0
     # Where episodes follow each other, a row is not copies to its end.
     return was_done & (is_copy | ~was_done).all(1, keepdim=True)
@@ -165,11 +166,6 @@ def _flag(rollout: TensorDictBase, key: Key) -> Shaped[Tensor, "B T"]:
 def _flat_steps(rollout: TensorDictBase, key: Key) -> Tensor:
     value = rollout.get(key)
     return value.reshape(rollout.shape.numel(), *value.shape[rollout.batch_dims :])
-
-
-def _all_features(equal: Tensor, batch_dims: int) -> Tensor:
-    features = tuple(range(batch_dims, equal.ndim))
-    return equal.all(features) if features else equal
 
 
 def _fill(value: Tensor, past: Bool[Tensor, "k T"], fill: Tensor | int) -> Tensor:

@@ -128,11 +128,7 @@ class Trajectories(Container):
         return self.wrap(convert.turned(self._td, self.is_backward))
 
     def pad_to(self, n_steps: int) -> Trajectories:
-        """Pad, or cut padding, to ``n_steps`` steps.
-
-        Raises:
-            ArgumentError: If a row has more real steps.
-        """
+        """Pad, or cut padding, to ``n_steps``; raise ArgumentError if a row has more real steps."""
         if n_steps == self.n_steps:
             return self
         longest = int(self.length.max()) if len(self) and n_steps < self.n_steps else 0

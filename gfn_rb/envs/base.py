@@ -295,9 +295,6 @@ class GFNEnv(TorchRLInterface):
         """Return each terminating state in words, on one line; different for different states.
 
         Reports, tables and ``rb.summary(env)`` show them. The default prints the numbers.
-
-        Args:
-            state: terminating states, [n, *S].
         """
         return numbers_in_words(state)
 
@@ -347,14 +344,11 @@ class GFNEnv(TorchRLInterface):
         return (self.log_reward(state) if log_reward is None else log_reward).exp()
 
     def check_state(self, state: Tensor, name: str = "state") -> None:
-        """Raise unless ``state`` is a batch of states.
+        """Raise ShapeError unless ``state`` is a batch of states.
 
         Args:
             state: states, expected as [n, *S] of dtype ``state_dtype``.
             name: name of the argument in the message.
-
-        Raises:
-            ShapeError: another shape or dtype.
         """
         if not isinstance(state, Tensor):
             require_kind(name, state, Tensor)
@@ -367,12 +361,7 @@ class GFNEnv(TorchRLInterface):
             )
 
     def check_terminating(self, state: Tensor, name: str = "state") -> None:
-        """Raise unless the exit action is legal in every row, as :meth:`check_state` does.
-
-        Raises:
-            ShapeError: ``state`` is not a batch of states.
-            ArgumentError: the exit action is illegal in some row.
-        """
+        """Raise as :meth:`check_state` does, or ArgumentError if an exit action is illegal."""
         self.check_state(state, name)
         legal = self.forward_mask(state)[:, self.exit_action]
         if not is_readable(legal):  # the device raises, so as not to wait for it

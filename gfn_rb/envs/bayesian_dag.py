@@ -107,7 +107,15 @@ class BayesianDAG(EnumerableEnv):
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(G), in nats (the class's equation)."""
         self.check_terminating(state)
-        return self._node_scores(state).sum(1).float()
+        node = torch.arange(self.n_nodes, device=state.device)
+        if len(self._family_score):
+            scores = self._family_score[(state << node[:, None]).sum(1), node]
+            return scores.sum(1).float()
+        parents = (state == 1).mT.flatten(0, 1)
+        score = BGeScore(self.data)
+        alone = score(node, parents.new_zeros(self.state_shape))
+        scores = score(node.repeat(len(state)), parents).unflatten(0, (-1, self.n_nodes)) - alone
+        return scores.sum(1).float()
 
     def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return log R(G), for R(G) overflows."""
@@ -184,16 +192,6 @@ class BayesianDAG(EnumerableEnv):
         for _ in range((self.n_nodes - 1).bit_length()):  # doubles the length of the paths
             paths = (paths @ paths).clamp_(max=1)
         return paths > 0
-
-    def _node_scores(self, state: StateBatch) -> Float64[Tensor, "n d"]:
-        """Return what each node's parents add to its score."""
-        node = torch.arange(self.n_nodes, device=state.device)
-        if len(self._family_score):
-            return self._family_score[(state << node[:, None]).sum(1), node]
-        parents = (state == 1).mT.flatten(0, 1)
-        score = BGeScore(self.data)
-        alone = score(node, parents.new_zeros(self.state_shape))
-        return score(node.repeat(len(state)), parents).unflatten(0, (-1, self.n_nodes)) - alone
 
 
 class BGeScore:

@@ -67,7 +67,19 @@ class BitSequence(SequenceEnv, EnumerableEnv):
     ) -> None:
         beta = 2.0 * n_bits if beta is None else beta
         delta = 28 * n_bits // 120 if delta is None else delta
-        _check_arguments(n_bits, word_bits, n_modes, beta, delta)
+        if n_bits < 1 or n_bits % BLOCK_BITS:
+            raise ArgumentError(f"n_bits must be a positive multiple of {BLOCK_BITS}, got {n_bits}")
+        if not 1 <= word_bits <= MOST_WORD_BITS or n_bits % word_bits:
+            raise ArgumentError(
+                f"word_bits must be a divisor of n_bits={n_bits} in [1, {MOST_WORD_BITS}], "
+                f"got {word_bits}"
+            )
+        most = len(BLOCKS) ** (n_bits // BLOCK_BITS)
+        if not 1 <= n_modes <= most:
+            raise ArgumentError(f"n_modes must be in [1, {most}] for {n_bits} bits, got {n_modes}")
+        check_positive(beta=beta)
+        if not 0 <= delta <= n_bits:
+            raise ArgumentError(f"delta must be in [0, {n_bits}], got {delta}")
         super().__init__(
             2**word_bits,
             n_bits // word_bits,
@@ -130,19 +142,3 @@ def draw_modes(n_bits: int, n_modes: int, seed: int) -> list[str]:
     while len(modes) < n_modes:
         modes["".join(rng.choices(BLOCKS, k=n_bits // BLOCK_BITS))] = None
     return list(modes)
-
-
-def _check_arguments(n_bits: int, word_bits: int, n_modes: int, beta: float, delta: int) -> None:
-    if n_bits < 1 or n_bits % BLOCK_BITS:
-        raise ArgumentError(f"n_bits must be a positive multiple of {BLOCK_BITS}, got {n_bits}")
-    if not 1 <= word_bits <= MOST_WORD_BITS or n_bits % word_bits:
-        raise ArgumentError(
-            f"word_bits must be a divisor of n_bits={n_bits} in [1, {MOST_WORD_BITS}], "
-            f"got {word_bits}"
-        )
-    most = len(BLOCKS) ** (n_bits // BLOCK_BITS)
-    if not 1 <= n_modes <= most:
-        raise ArgumentError(f"n_modes must be in [1, {most}] for {n_bits} bits, got {n_modes}")
-    check_positive(beta=beta)
-    if not 0 <= delta <= n_bits:
-        raise ArgumentError(f"delta must be in [0, {n_bits}], got {delta}")

@@ -202,8 +202,7 @@ class QuickLaws(ABC):
         what = f"is_sink after {env.max_length} actions"
         check_same(what, env.is_sink(state[:, -1]), True, state[:, -1])
         if env.state_range is not None:
-            low, high = env.state_range
-            is_inside = (state >= low) & (state <= high)
+            is_inside = env.is_in_range(state)
             check_same(f"a number within state_range={env.state_range}", is_inside, True, state)
 
     def test_moves_are_undone(self) -> None:

@@ -53,9 +53,6 @@ class DiffusionEnv(ContinuousEnv):
         sigma: standard deviation of the end of the reference in each coordinate, above 0. Default:
             1.
         **options: ``batch_size`` of the TorchRL interface, by default any; ``device``, "cpu".
-
-    Attributes:
-        true_log_z: log partition function in nats; None if unknown.
     """
 
     n_components = 1
@@ -169,15 +166,10 @@ class DiffusionEnv(ContinuousEnv):
 class Line(DiffusionEnv):
     r"""The line task of Lahlou et al. 2023 (arXiv:2301.12594): n moves on the real line.
 
-    A state is (x, t): the position after t moves. After n moves the trajectory ends, with the
-    reward
-
     .. math:: R(x) = \sum_i N(x; \mu_i, \sigma_i^2),
 
-    so that log Z is the log of the number of modes, and the target is their mixture.
-
-    The reference is a random walk whose end has the second moment of the target about the start.
-    Backward it is the bridge to the start.
+    so that log Z is the log of the number of modes, and the target is their mixture. The end of the
+    reference has the second moment of the target about the start.
 
     Args:
         means: means of the modes.

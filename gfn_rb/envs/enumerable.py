@@ -211,11 +211,7 @@ class EnumerableEnv(GFNEnv):
 
 
 def uniform_log_pf(env: GFNEnv) -> LogPF:
-    """Return the policy that takes each legal action with the same probability.
-
-    Args:
-        env: environment whose masks the policy reads.
-    """
+    """Return the policy that takes each legal action of ``env`` with the same probability."""
 
     def log_pf(state: Shaped[Tensor, "k *state"]) -> Float64[Tensor, "k actions"]:
         mask = env.forward_mask(state).double()

@@ -52,9 +52,8 @@ class GridEnv(EnumerableEnv):
         self.n_dims, self.height = ndim, height
         self.state_range = (-1, height - 1)
         self._register(
-            _code=torch.eye(height + 1, height, dtype=torch.float32).roll(
-                1, 0
-            ),  # of -1 (the sink), 0, 1, ...
+            # Of -1 (the sink), 0, 1, ...
+            _code=torch.eye(height + 1, height, dtype=torch.float32).roll(1, 0),
             _increment=torch.eye(ndim + 1, ndim, dtype=torch.int64),  # the exit adds nothing
         )
 

@@ -101,7 +101,13 @@ class RNABinding(SequenceEnv):
             )
         super().__init__(len(LETTERS), length, form, **options)
         self.beta, self.min_reward, self.threshold = beta, min_reward, threshold
-        self.targets = _sequences(targets)
+        if isinstance(targets, str) or not targets:
+            raise ArgumentError(f"targets must be a sequence of one or more, got {targets!r}")
+        self.targets = tuple(TARGETS.get(target, target) for target in targets)
+        if wrong := [text for text in self.targets if not text or set(text) - set(LETTERS)]:
+            raise ArgumentError(
+                f"targets must be among {list(TARGETS)} or spelt in {LETTERS}, got {wrong[0]!r}"
+            )
         best = [lowest_energy(target) / len(target) for target in self.targets]
         self._register(_full_energy=length * torch.tensor(best, dtype=torch.float32))
         self._energies: dict[str, list[float]] = {}  # of each sequence, with each target
@@ -204,15 +210,3 @@ def _duplex(one: str, other: str) -> float:
     from RNA import duplexfold
 
     return float(duplexfold(one, other).energy)
-
-
-def _sequences(targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the targets with names looked up."""
-    if isinstance(targets, str) or not targets:
-        raise ArgumentError(f"targets must be a sequence of one or more, got {targets!r}")
-    sequences = tuple(TARGETS.get(target, target) for target in targets)
-    if wrong := [text for text in sequences if not text or set(text) - set(LETTERS)]:
-        raise ArgumentError(
-            f"targets must be among {list(TARGETS)} or spelt in {LETTERS}, got {wrong[0]!r}"
-        )
-    return sequences

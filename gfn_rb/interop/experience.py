@@ -327,7 +327,12 @@ class ExperienceMemory:
         """
         contents, file = f"{fspath(path)}.gfnrb", f"{fspath(path)}.metadata"
         if Path(contents).exists():
-            self._load(contents)
+            counters = load_state(contents)
+            if counters.keys() != self._counters().keys():
+                raise CheckpointMismatchError(f"{contents} was not saved by an ExperienceMemory")
+            memory = self._made(counters["buffer_size"])
+            load_checkpoint(contents, memory)
+            self._hold(memory)
             return
         metadata = read_torch_file(file)
         size: Any = metadata.get("buffer_size")
@@ -339,14 +344,6 @@ class ExperienceMemory:
 
     def _counters(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("buffer_size", "data_size", "pointer")}
-
-    def _load(self, file: str) -> None:
-        counters = load_state(file)
-        if counters.keys() != self._counters().keys():
-            raise CheckpointMismatchError(f"{file} was not saved by an ExperienceMemory")
-        memory = self._made(counters["buffer_size"])
-        load_checkpoint(file, memory)
-        self._hold(memory)
 
     def _made(self, buffer_size: int) -> TensorDictReplayBuffer:
         as_count("buffer_size", buffer_size)

@@ -39,11 +39,7 @@ def read_torch_file(
 
 
 def write_torch_file(path: str | PathLike[str], content: dict[Any, Any]) -> None:
-    """Replace a file by one of ``torch.save``, in one step.
-
-    Raises:
-        CheckpointError: writing to the disk failed. The old file stays.
-    """
+    """Replace a file by one of ``torch.save``, in one step; raise CheckpointError if that fails."""
     with published(Path(path)) as stream:
         try:
             torch.save(content, stream)

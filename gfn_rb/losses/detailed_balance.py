@@ -17,7 +17,7 @@ from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms
 from gfn_rb.rollout import action_log_probs, taken_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import entry_of
-from gfn_rb.shapes import Bool, ConditionBatch, Float, StateBatch
+from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
 def log_flows(
@@ -85,17 +85,6 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         log_reward = self._floored(transitions.log_reward).where(exits, 0)
         log_pf = taken_log_probs(self.forward_policy, self.env, transitions)
         log_pb = taken_log_probs(self.backward_policy, self.env, transitions)
-        flow, next_flow = self._flows(transitions, exits)
-        # In this order a constant in log R and all flows leaves the residual as it is.
-        residual = (flow - (log_reward + next_flow)) + (log_pf - log_pb)
-        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
-        require_finite_terms(residual, {**terms, "log F": flow + next_flow})
-        return residual
-
-    def _flows(
-        self, transitions: Transitions, exits: Bool[Tensor, "n"]
-    ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
-        """Return log F(s) and log F(s'), 0 where s' is the sink; the network is called once."""
         # Both ends in one call: two would cost twice the overhead, which is most of the cost.
         (moves,), is_move = places(~exits)
         parent, child = edge_ends(transitions)
@@ -105,7 +94,12 @@ class DetailedBalance(StateFlowLoss[Transitions]):
         flow, moved = log_flows(self.state_flow, state, condition).split([len(exits), len(moves)])
         if is_move is not None:
             moved = moved.where(is_move, 0)
-        return flow, torch.zeros_like(flow).index_put((moves,), moved)
+        next_flow = torch.zeros_like(flow).index_put((moves,), moved)  # 0 where s' is the sink
+        # In this order a constant in log R and all flows leaves the residual as it is.
+        residual = (flow - (log_reward + next_flow)) + (log_pf - log_pb)
+        terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb}
+        require_finite_terms(residual, {**terms, "log F": flow + next_flow})
+        return residual
 
 
 class ModifiedDetailedBalance(BalanceLoss[Transitions]):

@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.losses.base import BalanceLoss, SumLoss, require_finite_terms
 from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
 from gfn_rb.rollout.log_probs import both_log_probs, places
-from gfn_rb.shapes import ConditionBatch, Float, Int64, StateBatch
+from gfn_rb.shapes import ConditionBatch, Float, StateBatch
 
 
 class TrajectoryBalance(BalanceLoss[Trajectories]):
@@ -199,7 +199,12 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         trajectories = self._rows(batch).forward()
         potential = self._potentials(trajectories)
         delta = potential[:, :, None] - potential[:, None, :]
-        weight = self._weights(trajectories.length, potential)
+        at = torch.arange(potential.shape[1], device=potential.device)
+        n_steps = at - at[:, None]
+        is_part = (n_steps > 0) & (at <= trajectories.length[:, None, None])
+        log_weight = (n_steps * math.log(self.subtb_lambda)).to(potential.dtype)
+        masked = log_weight.where(is_part, -torch.inf)
+        weight = masked.flatten(1).softmax(1).view_as(delta)
         # What is no part is cleared: a penalty of it might overflow, and infinity times 0 is NaN.
         return delta.where(weight > 0, 0).flatten(1), weight.flatten(1)
 
@@ -222,14 +227,3 @@ class SubTrajectoryBalance(StateFlowLoss[Trajectories], SumLoss[Trajectories]):
         terms = {"log_reward": log_reward, "log P_F": log_pf, "log P_B": log_pb, "log F": flow}
         require_finite_terms(potential, terms)
         return potential
-
-    def _weights(
-        self, length: Int64[Tensor, "n"], like: Float[Tensor, "n T1"]
-    ) -> Float[Tensor, "n T1 T1"]:
-        """Return lambda^(j-i) of the parts of each row, over their sum."""
-        at = torch.arange(like.shape[1], device=length.device)
-        n_steps = at - at[:, None]
-        is_part = (n_steps > 0) & (at <= length[:, None, None])
-        log_weight = (n_steps * math.log(self.subtb_lambda)).to(like.dtype)
-        masked = log_weight.where(is_part, -torch.inf)
-        return masked.flatten(1).softmax(1).reshape(masked.shape)

@@ -82,11 +82,7 @@ class MixturePolicy(StateNetwork):
 
 
 class ReferencePolicy(TensorDictModuleBase):
-    """P_B by the environment's reference, without parameters to learn.
-
-    Args:
-        env: the environment.
-    """
+    """P_B by the reference of the environment ``env``, without parameters to learn."""
 
     is_backward = True
 

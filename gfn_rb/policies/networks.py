@@ -255,9 +255,12 @@ class OwnNetwork(StateModule):
             out = self.eval()._output(env.source(2), env.sample_condition(2))
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
+            beside = "" if len(self.in_keys) == 1 else ", encoded conditions beside them"
+            takes = f"encoded states, float32 [n, {env.encoded_size}]{beside}"
+            if isinstance(self.module, TensorDictModuleBase):
+                takes = f"{' and '.join(map(repr, self.in_keys))}, and write {self.out_keys[0]!r}"
             raise ArgumentError(
-                f"networks.{self._role} must take {self._takes(env)}, got "
-                f"{type(error).__name__}: {first_line}"
+                f"networks.{self._role} must take {takes}, got {type(error).__name__}: {first_line}"
             ) from error
         finally:
             self.train(was_training)
@@ -277,12 +280,6 @@ class OwnNetwork(StateModule):
         first = next((p for p in self.module.parameters() if p.is_floating_point()), x)
         return self.module(x.to(first.dtype))
 
-    def _takes(self, env: GFNEnv) -> str:
-        if isinstance(self.module, TensorDictModuleBase):
-            return f"{' and '.join(map(repr, self.in_keys))}, and write {self.out_keys[0]!r}"
-        beside = "" if len(self.in_keys) == 1 else ", encoded conditions beside them"
-        return f"encoded states, float32 [n, {env.encoded_size}]{beside}"
-
 
 class LogZ(nn.Module):
     """The learned log partition function log Z_theta, one number in nats.
@@ -297,11 +294,7 @@ class LogZ(nn.Module):
         self.value = nn.Parameter(torch.tensor(float(initial)))
 
     def forward(self, condition: ConditionBatch | None = None) -> Float[Tensor, ""]:
-        """Return log Z_theta.
-
-        Args:
-            condition: ignored; :class:`ConditionalLogZ` uses it.
-        """
+        """Return log Z_theta, whatever ``condition`` is; :class:`ConditionalLogZ` uses it."""
         return self.value
 
 
@@ -330,11 +323,7 @@ class ConditionalLogZ(nn.Module):
         nn.init.constant_(self.head.bias, initial)
 
     def forward(self, condition: ConditionBatch | None) -> Float[Tensor, "n"]:
-        """Return log Z_theta for each condition, in nats.
-
-        Raises:
-            ArgumentError: no conditions are given.
-        """
+        """Return log Z_theta for each condition, in nats; raise if there are none."""
         if condition is None:
             raise ArgumentError("condition must be given to ConditionalLogZ, got rows without")
         x = self._encode_condition(condition).to(self.head.weight.dtype)

@@ -25,9 +25,7 @@ def masked_log_softmax(
         mask: legal actions, at least one in every row.
 
     Returns:
-        Log-probabilities in nats with gradient, -inf at illegal actions, NaN in a row without a
-        legal
-        action.
+        Log-probabilities in nats with gradient, -inf at illegal actions, NaN in a row without any.
     """
     return logits.where(mask, -torch.inf).log_softmax(1)
 

@@ -36,8 +36,7 @@ def action_log_probs(
 
     Returns:
         log P(. | s) in nats, -inf at illegal actions, for ``env.n_actions`` actions of a forward
-        policy
-        and one less of a backward policy.
+        policy and one less of a backward policy.
 
     Raises:
         KeyMismatchError, ShapeError: the policy wrote no logits, or a wrong number of them.

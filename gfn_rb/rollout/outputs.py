@@ -53,10 +53,6 @@ class Parameters:
             drawn = first.where(is_first[:, None], drawn)
         return self.env.with_parameters(kind, drawn)
 
-    def mean(self, kind: Int64[Tensor, "n"]) -> Float[Tensor, "n k1"]:
-        """Return actions of their kinds, with the means of the policy's parameters."""
-        return self.env.with_parameters(kind, self.density.mean)
-
     def log_prob(
         self, action: Float[Tensor, "n k1"], by: Exploration | None = None
     ) -> Float[Tensor, "n"]:
@@ -247,6 +243,8 @@ def draw_actions(
     if not is_drawn.all():
         raise explain_no_draw(logits, mask, state)
     action = kind
-    if parameters is not None:
-        action = parameters.draw(kind, by) if is_random else parameters.mean(kind)
+    if parameters is not None and is_random:
+        action = parameters.draw(kind, by)
+    elif parameters is not None:
+        action = parameters.env.with_parameters(kind, parameters.density.mean)
     return ActionDraw(action, drawn_log_probs(p, kind, parameters, action, by), logits)

@@ -8,10 +8,10 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gfn_rb.errors import ArgumentError
@@ -50,28 +50,19 @@ def load(path: str) -> Any:
         ) from error
 
 
-class _OutsideFinder(MetaPathFinder):
-    """Refuses modules that lie in a folder, and leaves others to the finders after it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.resolve()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: object = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is None:
-            return None
-        for place in (spec.origin, *(spec.submodule_search_locations or ())):
-            if place is not None and Path(place).resolve().is_relative_to(self._folder):
-                raise ArgumentError(f"{fullname} must not be imported from {self._folder}")
-        return None
-
-
 @contextmanager
 def imports_outside(folder: Path) -> Iterator[None]:
     """Refuse to import anything from within a folder, such as a run that a stranger made."""
-    finder = _OutsideFinder(folder)
+    inside = folder.resolve()
+
+    def refuse(name: str, path: Sequence[str] | None, target: object = None) -> None:
+        """Leave modules from elsewhere to the finders after this one."""
+        if (spec := PathFinder.find_spec(name, path)) is not None:
+            for place in (spec.origin, *(spec.submodule_search_locations or ())):
+                if place is not None and Path(place).resolve().is_relative_to(inside):
+                    raise ArgumentError(f"{name} must not be imported from {inside}")
+
+    finder: Any = SimpleNamespace(find_spec=refuse)
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -248,8 +248,7 @@ class TrainConfig(options.GeneralOptions):
     def make_networks(self, env: gfn_rb.envs.GFNEnv) -> gfn_rb.policies.Networks:
         """Return your own modules to train; by default none, and all are created.
 
-        Args:
-            env: the environment. Weights come from torch's generator, seeded by the run.
+        Weights come from torch's generator, which the run has seeded.
         """
         from gfn_rb.policies import Networks
 

@@ -188,11 +188,7 @@ class Trainer:
         return loss
 
     def sample(self, n: int) -> Trajectories:
-        """Return fresh trajectories of the policy, or of its teacher, with their rewards.
-
-        Args:
-            n: number of trajectories.
-        """
+        """Return ``n`` fresh trajectories of the policy, or of its teacher, with their rewards."""
         config, sampler, temperature = self.config, self.sampler, self.config.temperature
         if self.teacher is not None and self.teacher.is_next():
             sampler, temperature = self.teacher.sampler, 1.0

@@ -13,13 +13,13 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.arguments import as_count, require_kind
+from gfn_rb.arguments import as_count, require_choice, require_kind
 from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.interop.torch_files import read_torch_file, write_torch_file
 from gfn_rb.interop.torchgfn.remote import (
+    BACKENDS,
     SharedWorker,
-    check_backend,
     endpoint,
     require_sendable,
     scores_of,
@@ -93,7 +93,7 @@ class ReplayBuffer:
         require_kind("env", env, Env)
         if baseline_filtering and remote_manager_rank is None:
             raise ValueError("baseline_filtering=True requires remote_manager_rank to be set.")
-        check_backend("communication_backend", communication_backend)
+        require_choice("communication_backend", communication_backend, BACKENDS)
         as_count("remote_buffer_freq", remote_buffer_freq)
         as_count("baseline_refresh_after", baseline_refresh_after)
         self.env, self._capacity = env, as_count("capacity", capacity)

@@ -56,8 +56,19 @@ class TorchGFNEnv(EnumerableEnv):
             condition_shape=shape, device=env.device,
         )  # fmt: skip
         self.encoded_size = self.encode(self.source(1)).shape[1]
-        if max_length is None:
-            self._list_states()
+        if max_length is None:  # counts all states, and with them the longest trajectory
+            state, found = self.source(1), []
+            while len(state):
+                found.append(self.state_key(state))
+                if sum(map(len, found)) > MAX_LISTED:
+                    raise ArgumentError(
+                        f"max_length must be given where there are more than {MAX_LISTED} states "
+                        "to find it among, got None"
+                    )
+                state = self._expand(state)[1]
+            self.max_length, key = len(found), torch.cat(found)
+            if len(key.unique()) == len(key):  # or paths of several lengths lead to one state
+                self.n_states = len(key)
 
     def forward_mask(self, state: StateBatch) -> Bool[Tensor, "n actions"]:
         """Return torchgfn's mask, with nothing allowed in the sink."""
@@ -165,21 +176,6 @@ class TorchGFNEnv(EnumerableEnv):
         out = self.sink_state.expand_as(state).clone()
         out[rows] = step(state[rows], action[rows])
         return out
-
-    def _list_states(self) -> None:
-        """Count all states, layer by layer, and with them the longest trajectory."""
-        state, found = self.source(1), []
-        while len(state):
-            found.append(self.state_key(state))
-            if sum(map(len, found)) > MAX_LISTED:
-                raise ArgumentError(
-                    f"max_length must be given where there are more than {MAX_LISTED} states to "
-                    "find it among, got None"
-                )
-            state = self._expand(state)[1]
-        self.max_length, key = len(found), torch.cat(found)
-        if len(key.unique()) == len(key):  # or paths of several lengths lead to one state
-            self.n_states = len(key)
 
 
 def adapt_env(

@@ -15,7 +15,7 @@ from gfn_rb import remote
 from gfn_rb.arguments import require_choice
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
-from gfn_rb.interop.torchgfn.remote import PATIENCE, check_backend, endpoint, require_sendable
+from gfn_rb.interop.torchgfn.remote import BACKENDS, PATIENCE, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.transports import Transport
@@ -84,7 +84,7 @@ class ReplayBufferManager:
                 "managers have none of their own"
             )
         require_sendable(env)
-        check_backend("communication_backend", communication_backend)
+        require_choice("communication_backend", communication_backend, BACKENDS)
         require_choice("baseline_strategy", baseline_strategy, ("min", "percentile", "ema"))
         self.remote_manager_rank, self.communication_backend = None, communication_backend
         self.timing, self.baseline_strategy = timing, baseline_strategy
@@ -141,7 +141,13 @@ class ReplayBufferManager:
         self._manager.run()
         self.is_running, self.exit_counter = False, self._manager.n_left
         if self.timing:
-            print(self._timing_summary(), end="", flush=True)
+            known = self._manager.metadata()
+            print(f"Manager {self.rank}: {known['batches']} batches")
+            for rank, sent in known["senders"].items():
+                print(f"  rank {rank}: {sent['batches']} batches, {sent['bytes']:,} bytes")
+            for phase, seconds in known["seconds"].items():
+                print(f"  {phase}: total={seconds:.4f}s")
+            print(self.replay_buffer.timing_log(), end="", flush=True)
 
     def default_scoring_function(self, obj: Any, sender_rank: int = -1) -> dict[str, float]:
         """Return an infinite score."""
@@ -172,14 +178,6 @@ class ReplayBufferManager:
                 buffers.
         """
         return endpoint(backend).queries.metadata(manager_rank, PATIENCE)
-
-    def _timing_summary(self) -> str:
-        known = self._manager.metadata()
-        lines = [f"Manager {self.rank}: {known['batches']} batches"]
-        for rank, sender in known["senders"].items():
-            lines.append(f"  rank {rank}: {sender['batches']} batches, {sender['bytes']:,} bytes")
-        lines += [f"  {phase}: total={s:.4f}s" for phase, s in known["seconds"].items()]
-        return "\n".join([*lines, self.replay_buffer.timing_log()])
 
     def _add_and_score(self, rows: TensorDictBase, sender: int) -> dict[str, Any]:
         # The buffer here is torchgfn's rather than our manager's: it takes rows of any width and

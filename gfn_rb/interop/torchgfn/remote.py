@@ -90,12 +90,7 @@ class Endpoint:
 
 
 _endpoints: dict[str, Endpoint] = {}
-_BACKENDS = {"mpi": "mpi", "torch": "gloo", "gloo": "gloo"}
-
-
-def check_backend(name: str, backend: str) -> None:
-    """Raise unless a backend has a known name."""
-    require_choice(name, backend, _BACKENDS)
+BACKENDS = {"mpi": "mpi", "torch": "gloo", "gloo": "gloo"}
 
 
 def endpoint(backend: str | None = None) -> Endpoint:
@@ -105,8 +100,8 @@ def endpoint(backend: str | None = None) -> Endpoint:
     """
     if backend is None:
         backend = next(iter(_endpoints), "mpi")
-    check_backend("backend", backend)
-    name = _BACKENDS[backend]
+    require_choice("backend", backend, BACKENDS)
+    name = BACKENDS[backend]
     if name not in _endpoints:
         if name == "mpi":
             transport: Transport = MPITransport(timeout=PATIENCE)

@@ -218,7 +218,10 @@ class RowStore:
             rows = self._of_one_width(rows)
         self.rb.writer.extend(rows)
         if self._graphs is not None:
-            self._forget_graphs(self._graphs)
+            entries = (self._stored(keys.STATE), self._stored(keys.NEXT_STATE))
+            held = torch.cat([n[: len(self)].flatten() for n in entries if n is not None])
+            if len(self._graphs) > 2 * len(held):  # most are of rows that have gone
+                self._graphs.keep(held)
 
     def at(self, slot: Int64[Tensor, "n"]) -> Any:
         """Return the items in some slots as a torchgfn container."""
@@ -267,10 +270,3 @@ class RowStore:
             self.rb = self._make()
             self.rb.writer.extend(padded(stored, width, self._env))
         return rows if n_steps == width else padded(rows, width, self._env)
-
-    def _forget_graphs(self, graphs: GraphTable) -> None:
-        """Forget the graphs that no row holds, once they are as many as those held."""
-        entries = (self._stored(keys.STATE), self._stored(keys.NEXT_STATE))
-        held = torch.cat([n[: len(self)].flatten() for n in entries if n is not None])
-        if len(graphs) > 2 * len(held):
-            graphs.keep(held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.training.session.reading import named_damage, printable, read_json, read_metrics
 
 if TYPE_CHECKING:
-    import gfn_rb.envs
     import gfn_rb.training.trainer
 
 Lines = Iterator[str]
@@ -213,7 +213,11 @@ def _checkpoint_lines(
     except CheckpointError as error:  # such as for want of code that nobody trusts
         yield f"the buffer is not opened: {printable(error)}"
     else:
-        env = _environment(options if isinstance(options, dict) else {})
+        env = None
+        if isinstance(options, dict) and _kind(options) is not None:  # no code of the user's is run
+            useless = GfnRbError, ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError
+            with suppress(*useless):
+                env = replace(TrainConfig.from_dict(options), device="cpu").make_env()
         yield from map(printable, str(summarize(rb, env)).splitlines())
         yield ""
         if top is not None or export is not None:
@@ -228,16 +232,6 @@ def _checkpoint_lines(
     if values is not None:
         size = f"{path.stat().st_size / 1e6:,.1f} MB"
         yield from described(str(path), {"size": size, "values": ", ".join(map(str, values))})
-
-
-def _environment(options: Mapping[str, Any]) -> gfn_rb.envs.GFNEnv | None:
-    """Return a shipped environment with its options; None for the user's, whose code is not run."""
-    if _kind(options) is None:
-        return None
-    try:
-        return replace(TrainConfig.from_dict(options), device="cpu").make_env()
-    except (GfnRbError, ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError):
-        return None  # its options are of no use
 
 
 def _kind(options: Mapping[str, Any]) -> type[TrainConfig] | None:

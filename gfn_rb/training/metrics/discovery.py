@@ -120,11 +120,7 @@ class DiscoveryMetrics:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore counts.
-
-        Args:
-            state_dict: return value of ``state_dict``.
-        """
+        """Restore what :meth:`state_dict` returned."""
         device = self._env.source_state.device
         self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)
         self.top_state = state_dict["top_state"].to(device)

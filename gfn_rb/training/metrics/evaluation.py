@@ -239,11 +239,7 @@ METRICS: dict[str, Metric] = {
 
 
 def check_metrics(metrics: Sequence[str], env: GFNEnv) -> None:
-    """Check that an environment supports metrics.
-
-    Raises:
-        ArgumentError: the environment does not support one of them.
-    """
+    """Raise ArgumentError unless an environment supports metrics."""
     able = [name for name, metric in METRICS.items() if metric.answers(env)]
     if wrong := [name for name in metrics if name not in able]:
         raise ArgumentError(

@@ -54,10 +54,7 @@ def pearson(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
 def spearman(x: Float[Tensor, "..."], y: Float[Tensor, "..."]) -> float:
     """Return Spearman's rank correlation, ties at their mean rank; NaN if one is constant.
 
-    It measures whether a policy orders objects as the reward does.
-
-    Raises:
-        ShapeError: the arguments are not vectors of one length.
+    It measures whether a policy orders objects as the reward does, and raises as :func:`pearson`.
     """
     return pearson(_ranks(x), _ranks(y))
 
@@ -194,15 +191,8 @@ def jensen_shannon_distance(log_p: Float[Tensor, "..."], log_q: Float[Tensor, ".
     """Return sqrt(JS(p, q)), in [0, sqrt(log 2)] (Endres and Schindelin 2003).
 
     JS = 1/2 KL(p || m) + 1/2 KL(q || m) in nats, with m = (p + q) / 2. Each term is
-    p log(p / m) = p (log 2 - log(1 + q / p)), exactly 0 where p = q.
-
-    Args:
-        log_p: normalised log-probabilities, [m]; -inf where p(x) = 0.
-        log_q: the same for q.
-
-    Raises:
-        ShapeError: the two are not vectors of one length.
-        NaNError: either holds NaN.
+    p log(p / m) = p (log 2 - log(1 + q / p)), exactly 0 where p = q. It takes and refuses what
+    :func:`total_variation` does.
     """
     _check(log_p, log_q)
     log_p, log_q = log_p.double(), log_q.double()

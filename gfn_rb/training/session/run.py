@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NamedTuple
@@ -175,15 +175,6 @@ class RunResult(NamedTuple):
     stopped_by: signal.Signals | None
 
 
-@contextmanager
-def logged() -> Iterator[None]:
-    """Go on though the disk does not take what a block writes."""
-    try:
-        yield
-    except (CheckpointError, OSError) as error:
-        logger.error("%s", one_line(error))
-
-
 def restore(trainer: Trainer, folder: RunFolder) -> None:
     """Restore a trainer from the newest checkpoint of its run, if there is one."""
     if not folder.checkpoint.exists():
@@ -231,8 +222,14 @@ def run_training(
             trainer.save(folder.checkpoint)
             saved = trainer.steps_done
 
-    def written() -> AbstractContextManager[None]:
-        return logged() if stops is None else nullcontext()
+    @contextmanager
+    def written() -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointError, OSError) as error:
+            if stops is not None:
+                raise
+            logger.error("%s", one_line(error))
 
     def is_stopped() -> bool:
         return stop.received is not None if stops is None else stops()
