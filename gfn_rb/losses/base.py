@@ -20,7 +20,7 @@ from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.numerics.flat import is_readable
 from gfn_rb.rollout.log_probs import both_log_probs
 from gfn_rb.rollout.outputs import require_direction
-from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.shapes import ConditionBatch, Float, Floats, StateBatch
 from gfn_rb.torchrl_compat import assert_on_device
 
 _ILLEGAL = "-inf stands for an action that is illegal in its state"
@@ -180,7 +180,7 @@ class Loss(nn.Module, ABC, Generic[C]):
             raise ArgumentError(f"{name} must have at least one row, got none")
         return self.evaluate(batch)[0].mean()
 
-    def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    def evaluate(self, batch: C | TensorDictBase) -> tuple[Floats, Floats]:
         """Return the cost of each row and its residual, both with gradient.
 
         Args:
@@ -194,7 +194,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         return self.penalty(residual), residual
 
     @abstractmethod
-    def residual(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
+    def residual(self, batch: C | TensorDictBase) -> Floats:
         """Return by how much each row violates its constraint, in nats, with gradient.
 
         It is above 0 if the flow of the policies is larger than the reward requires, and below 0 if
@@ -223,9 +223,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         return flow[0] if condition is None else flow
 
     @abstractmethod
-    def _source_log_flow(
-        self, source: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
+    def _source_log_flow(self, source: StateBatch, condition: ConditionBatch | None) -> Floats:
         """Return log F(s_0), given the source state n times and a condition for each, if any."""
 
     @torch.no_grad()
@@ -246,7 +244,7 @@ class Loss(nn.Module, ABC, Generic[C]):
                 if name in self.scales:
                     parameter.sub_(excess)
 
-    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
+    def _end_residual(self, fresh: Trajectories) -> Floats:
         """Return residuals that a shift of ``scales`` shifts by as much."""
         return self.residual(fresh)
 
@@ -273,7 +271,7 @@ class Loss(nn.Module, ABC, Generic[C]):
             raise ShapeError(f"batch must hold actions of {env.action_dtype}, got {action.dtype}")
         return batch
 
-    def _floored(self, log_reward: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def _floored(self, log_reward: Floats) -> Floats:
         if self.min_log_reward is None:
             return log_reward
         return log_reward.clamp(min=self.min_log_reward)
@@ -305,7 +303,7 @@ class BalanceLoss(Loss[C]):
             raise ArgumentError("backward_policy must have is_backward True, got False")
         self.backward_policy = backward_policy
 
-    def _terms(self, rows: Trajectories) -> dict[str, Float[Tensor, "n"]]:
+    def _terms(self, rows: Trajectories) -> dict[str, Floats]:
         """Return log R, log P_F and log P_B of whole trajectories, with gradient."""
         log_pf, log_pb = both_log_probs(self.forward_policy, self.backward_policy, self.env, rows)
         log_reward = self._floored(rows.log_reward)
@@ -323,13 +321,13 @@ class SumLoss(Loss[C]):
     def terms(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n k"]]:
         """Return each row's residuals, in nats, with gradient, and their weights, at least 0."""
 
-    def evaluate(self, batch: C | TensorDictBase) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    def evaluate(self, batch: C | TensorDictBase) -> tuple[Floats, Floats]:
         """Return each row's weighted sum of penalties, and its residual. See the base class."""
         delta, weight = self.terms(batch)
         size = torch.linalg.vector_norm(weight.sqrt() * delta, dim=1)  # has a gradient at 0, too
         whole = (weight * delta).sum(1).detach()
         return (weight * self.penalty(delta)).sum(1), torch.copysign(size, whole)
 
-    def residual(self, batch: C | TensorDictBase) -> Float[Tensor, "n"]:
+    def residual(self, batch: C | TensorDictBase) -> Floats:
         """Return the signed root of each row's weighted sum of squares. See the base class."""
         return self.evaluate(batch)[1]

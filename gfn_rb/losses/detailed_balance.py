@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
 
 from gfn_rb import keys
 from gfn_rb.arguments import require_kind
@@ -17,12 +16,12 @@ from gfn_rb.losses.base import BalanceLoss, C, require_finite_terms
 from gfn_rb.rollout import action_log_probs, taken_log_probs
 from gfn_rb.rollout.log_probs import edge_ends, places
 from gfn_rb.rollout.outputs import entry_of
-from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.shapes import ConditionBatch, Floats, StateBatch
 
 
 def log_flows(
     state_flow: TensorDictModuleBase, state: StateBatch, condition: ConditionBatch | None
-) -> Float[Tensor, "n"]:
+) -> Floats:
     """Return log F(s) of each state, in nats, with gradient."""
     return entry_of(state_flow, keys.LOG_FLOW, state, condition, state.shape[:1], "state_flow")
 
@@ -44,12 +43,10 @@ class StateFlowLoss(BalanceLoss[C]):
         require_kind("state_flow", state_flow, TensorDictModuleBase)
         self.state_flow = state_flow
 
-    def _source_log_flow(
-        self, source: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
+    def _source_log_flow(self, source: StateBatch, condition: ConditionBatch | None) -> Floats:
         return log_flows(self.state_flow, source, condition)
 
-    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
+    def _end_residual(self, fresh: Trajectories) -> Floats:
         steps = fresh.to_transitions()
         networks = self.forward_policy, self.backward_policy, self.env, self.state_flow
         loss = DetailedBalance(*networks, min_log_reward=self.min_log_reward)
@@ -77,7 +74,7 @@ class DetailedBalance(StateFlowLoss[Transitions]):
     reads = Transitions
     networks = ("forward_policy", "backward_policy", "state_flow")
 
-    def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
+    def residual(self, batch: Transitions | TensorDictBase) -> Floats:
         """Return delta(s, s') of each row, in nats, with gradient."""
         transitions = self._rows(batch)
         exits = self.env.kind(transitions.action) == self.env.exit_action
@@ -124,7 +121,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
     every_state_terminates = True
     takes_parameters = False
 
-    def residual(self, batch: Transitions | TensorDictBase) -> Float[Tensor, "n"]:
+    def residual(self, batch: Transitions | TensorDictBase) -> Floats:
         """Return delta(s, s') of each row, in nats, with gradient; 0 for terminating rows.
 
         Raises:
@@ -153,9 +150,7 @@ class ModifiedDetailedBalance(BalanceLoss[Transitions]):
         delta = residual.where(is_move, 0)
         return delta.new_zeros(len(transitions)).index_put((at,), delta)
 
-    def _source_log_flow(
-        self, source: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
+    def _source_log_flow(self, source: StateBatch, condition: ConditionBatch | None) -> Floats:
         log_pf = action_log_probs(self.forward_policy, self.env, source, condition)
         log_reward = self._floored(self.env.log_reward(source, condition))
         return log_reward - log_pf[:, self.env.exit_action]

@@ -10,7 +10,7 @@ from gfn_rb.containers import States, Trajectories
 from gfn_rb.losses.base import SumLoss, require_finite_terms
 from gfn_rb.rollout.log_probs import places
 from gfn_rb.rollout.outputs import policy_outputs
-from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.shapes import ConditionBatch, Float, Floats, StateBatch
 
 
 class FlowMatching(SumLoss[States]):
@@ -65,13 +65,11 @@ class FlowMatching(SumLoss[States]):
         require_finite_terms(delta, {**at_exit, "log F": inflow + outflow})
         return delta, torch.stack([inner, ends], 1).to(delta.dtype)
 
-    def _end_residual(self, fresh: Trajectories) -> Float[Tensor, "n"]:
+    def _end_residual(self, fresh: Trajectories) -> Floats:
         states = fresh.to_states()
         return self.terms(states)[0][states.is_terminating, 1]
 
-    def _source_log_flow(
-        self, source: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
+    def _source_log_flow(self, source: StateBatch, condition: ConditionBatch | None) -> Floats:
         return self._log_flows(source, condition).logsumexp(1)
 
     def _edge_flows(

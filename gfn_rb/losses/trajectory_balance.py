@@ -17,7 +17,7 @@ from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.losses.base import BalanceLoss, SumLoss, require_finite_terms
 from gfn_rb.losses.detailed_balance import StateFlowLoss, log_flows
 from gfn_rb.rollout.log_probs import both_log_probs, places
-from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.shapes import ConditionBatch, Float, Floats, StateBatch
 
 
 class TrajectoryBalance(BalanceLoss[Trajectories]):
@@ -60,7 +60,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         require_kind("log_z", log_z, nn.Module)
         self.log_z = log_z
 
-    def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
+    def residual(self, batch: Trajectories | TensorDictBase) -> Floats:
         """Return delta(tau) of each row, in nats, with gradient.
 
         Raises:
@@ -81,9 +81,7 @@ class TrajectoryBalance(BalanceLoss[Trajectories]):
         require_finite_terms(residual, {**terms, "log_z": log_z})
         return residual
 
-    def _source_log_flow(
-        self, source: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
+    def _source_log_flow(self, source: StateBatch, condition: ConditionBatch | None) -> Floats:
         return self.log_z(condition).expand(len(source))
 
 
@@ -124,7 +122,7 @@ class VarGrad(BalanceLoss[Trajectories]):
         self.register_buffer("log_z", torch.tensor(0.0))
         self.register_buffer("_n_batches", torch.tensor(0))
 
-    def residual(self, batch: Trajectories | TensorDictBase) -> Float[Tensor, "n"]:
+    def residual(self, batch: Trajectories | TensorDictBase) -> Floats:
         """Return each row's difference from the batch's estimate of log Z, in nats, with gradient.
 
         That of a row without others is 0: nothing is learnt from it.
@@ -140,9 +138,7 @@ class VarGrad(BalanceLoss[Trajectories]):
             self.log_z -= (self.log_z + mean) / self._n_batches.clamp(max=100)
         return excess - mean
 
-    def _source_log_flow(
-        self, source: StateBatch, condition: ConditionBatch | None
-    ) -> Float[Tensor, "n"]:
+    def _source_log_flow(self, source: StateBatch, condition: ConditionBatch | None) -> Floats:
         return self.log_z.expand(len(source))
 
 

@@ -17,7 +17,7 @@ from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.envs.core import host_form
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.rollout.outputs import Evaluator, StateModule, rows_for
-from gfn_rb.shapes import ConditionBatch, Float, StateBatch
+from gfn_rb.shapes import ConditionBatch, Float, Floats, StateBatch
 from gfn_rb.torchrl_compat import has_hooks
 
 
@@ -202,9 +202,7 @@ class StateFlow(StateNetwork):
         super().__init__(env, keys.LOG_FLOW, 1, hidden, trunk)
         nn.init.constant_(self.head.bias, initial)
 
-    def evaluate(
-        self, state: StateBatch, condition: ConditionBatch | None = None
-    ) -> Float[Tensor, "n"]:
+    def evaluate(self, state: StateBatch, condition: ConditionBatch | None = None) -> Floats:
         """Return log F(s) of each row."""
         return super().evaluate(state, condition).squeeze(1)
 
@@ -322,7 +320,7 @@ class ConditionalLogZ(nn.Module):
         self.head = nn.Linear(self.trunk.out_features, 1)
         nn.init.constant_(self.head.bias, initial)
 
-    def forward(self, condition: ConditionBatch | None) -> Float[Tensor, "n"]:
+    def forward(self, condition: ConditionBatch | None) -> Floats:
         """Return log Z_theta for each condition, in nats; raise if there are none."""
         if condition is None:
             raise ArgumentError("condition must be given to ConditionalLogZ, got rows without")

@@ -146,7 +146,18 @@ class Sampler:
         if n is not None and conditions is None:
             conditions = env.sample_condition(n, exploration.generator)
         check_conditions(env, start, conditions)
-        check_log_rewards(log_rewards, start, is_backward)
+        if log_rewards is not None and not is_backward:
+            raise ArgumentError(
+                "log_rewards must be None for a forward policy, whose terminating states are not "
+                f"known beforehand, got shape {list(log_rewards.shape)}"
+            )
+        if log_rewards is not None and (
+            log_rewards.shape != start.shape[:1] or not log_rewards.is_floating_point()
+        ):
+            raise ShapeError(
+                f"log_rewards must be floating point of shape [{len(start)}], got "
+                f"{log_rewards.dtype} of shape {list(log_rewards.shape)}"
+            )
         walk = Walk(self.policy, env, exploration, save_logprobs, save_estimator_outputs)
         return walk.trajectories(start, conditions, log_rewards)
 
@@ -187,22 +198,6 @@ def check_conditions(env: GFNEnv, states: Tensor, conditions: Tensor | None) -> 
     """Raise unless there is one condition per state where the environment has conditions."""
     if conditions is not None or env.condition_shape is not None:
         env.checked_condition(conditions, len(states), name="conditions")
-
-
-def check_log_rewards(log_rewards: Tensor | None, states: Tensor, is_backward: bool) -> None:
-    """Raise unless log-rewards, if any, are one float per state a backward policy starts from."""
-    if log_rewards is None:
-        return
-    if not is_backward:
-        raise ArgumentError(
-            "log_rewards must be None for a forward policy, whose terminating states are not "
-            f"known beforehand, got shape {list(log_rewards.shape)}"
-        )
-    if log_rewards.shape != states.shape[:1] or not log_rewards.is_floating_point():
-        raise ShapeError(
-            f"log_rewards must be floating point of shape [{len(states)}], got "
-            f"{log_rewards.dtype} of shape {list(log_rewards.shape)}"
-        )
 
 
 class ActionSampler(TensorDictModuleBase):

@@ -79,11 +79,6 @@ def suggestion(value: Any, known: Collection[str]) -> str:
     return f": did you mean {plain[near[0]]}?" if near else ""
 
 
-def check_plain(name: str, value: Any) -> None:
-    """Check that config.json can hold a value, and give it back unchanged."""
-    _check(name, value, Rule(_is_plain, "a number, a word, true, false or None, or a list of such"))
-
-
 def option_name(options: Any, name: str, group: str) -> str:
     """Return the name of a field as on the command line."""
     if not group:
@@ -106,7 +101,7 @@ def _check(name: str, value: Any, rule: Rule) -> None:
         raise ArgumentError(f"{name} must be {rule.expected}, got {value!r:.200}")
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:  # config.json can hold it, and give it back unchanged
     kinds = {type(each) for each in value} if type(value) in (tuple, list) else {type(value)}
     return kinds <= {int, float, bool, str, NoneType}
 
@@ -144,4 +139,5 @@ PositiveShare = Annotated[float, Rule(lambda v: 0 < v <= 1, "in (0, 1]")]
 ProperShare = Annotated[float, Rule(lambda v: 0 < v < 1, "above 0 and below 1")]
 Width = Annotated[int, Rule(lambda v: 1 <= v <= 2**16, "in [1, 65536]")]
 Widths = Annotated[tuple[Width, ...], Rule(lambda v: 1 <= len(v) <= 64, "1 to 64 widths")]
+Plain = Annotated[Any, Rule(_is_plain, "a number, a word, true, false or None, or a list of such")]
 Device = Annotated[str, Rule(_is_device, "cpu, or cuda where torch finds such a device")]

@@ -84,7 +84,7 @@ class TrainConfig(options.GeneralOptions):
         rules.check_options(self)
         values = flat(self._values())
         for name, value in values.items():
-            rules.check_plain(name, value)
+            rules.check_value(name, value, rules.Plain)
         values["replay"] = self.replay_name
         for name, fits, allowed in self._demands():
             if not fits:

@@ -18,7 +18,7 @@ from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.flat import equal_bits, flat_rows
 from gfn_rb.rollout.outputs import StateModule
-from gfn_rb.shapes import Bool, ConditionBatch, Float, Int64, StateBatch
+from gfn_rb.shapes import Bool, ConditionBatch, Float, Floats, Integers, StateBatch
 
 MAX_LISTED = 100_000  # states that are listed unasked
 UNKNOWN_LENGTH = 2**14  # limit of walks whose longest length nobody has given or found
@@ -79,17 +79,15 @@ class TorchGFNEnv(EnumerableEnv):
         inside = ~(self.is_sink(state) | self.is_source(state))
         return self.states(state).backward_masks & inside[:, None]
 
-    def forward_step(self, state: StateBatch, action: Int64[Tensor, "n"]) -> StateBatch:
+    def forward_step(self, state: StateBatch, action: Integers) -> StateBatch:
         """Take one action per row; torchgfn takes those that do not exit."""
         return self._stepped(self.move, state, action)
 
-    def backward_step(self, state: StateBatch, action: Int64[Tensor, "n"]) -> StateBatch:
+    def backward_step(self, state: StateBatch, action: Integers) -> StateBatch:
         """Undo one move per row, by torchgfn's ``backward_step``."""
         return self._stepped(self.undo, state, action)
 
-    def log_reward(
-        self, state: StateBatch, condition: ConditionBatch | None = None
-    ) -> Float[Tensor, "n"]:
+    def log_reward(self, state: StateBatch, condition: ConditionBatch | None = None) -> Floats:
         """Return torchgfn's ``log_reward``, float32."""
         self.check_terminating(state)
         given = None
@@ -121,22 +119,20 @@ class TorchGFNEnv(EnumerableEnv):
         generator = torch.Generator(self.source_state.device).manual_seed(0)
         return self.sample_condition(n, generator)
 
-    def score(
-        self, state: StateBatch, log_reward: Float[Tensor, "n"] | None = None
-    ) -> Float[Tensor, "n"]:
+    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
         """Return R(x); under the first of the fixed conditions where there are any."""
         condition = self.fixed_conditions(1)
         if condition is None:
             return super().score(state, log_reward)
         return self.log_reward(state, condition.expand(len(state), *condition.shape[1:])).exp()
 
-    def fingerprint(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def fingerprint(self, state: StateBatch) -> Integers:
         """Hash states. Floats are hashed by their bits, which a sum would round away."""
         if state.is_floating_point():
             state = equal_bits(state.double())
         return super(EnumerableEnv, self).fingerprint(state)
 
-    def state_key(self, state: StateBatch) -> Int64[Tensor, "n"]:
+    def state_key(self, state: StateBatch) -> Integers:
         """Return each state's hash, distinct among the states that were listed."""
         return self.fingerprint(state)
 
@@ -151,12 +147,12 @@ class TorchGFNEnv(EnumerableEnv):
             return self.inner.states_from_tensor(state)
         return self.inner.states_from_tensor(state, conditions=condition)
 
-    def move(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
+    def move(self, state: StateBatch, move: Integers) -> StateBatch:
         """Return the states after one move per row, by torchgfn's ``step``."""
         actions = self.inner.actions_from_tensor(move[:, None])
         return self.inner.step(self.states(state.clone()), actions).tensor
 
-    def undo(self, state: StateBatch, move: Int64[Tensor, "n"]) -> StateBatch:
+    def undo(self, state: StateBatch, move: Integers) -> StateBatch:
         """Return the states before one move per row, by torchgfn's ``backward_step``."""
         # It assumes that all sequences of a batch have one length: one call per length.
         length = getattr(self.states(state), "length", None)
@@ -170,7 +166,7 @@ class TorchGFNEnv(EnumerableEnv):
         return out
 
     def _stepped(
-        self, step: Callable[..., Tensor], state: StateBatch, action: Int64[Tensor, "n"]
+        self, step: Callable[..., Tensor], state: StateBatch, action: Integers
     ) -> StateBatch:
         rows = (self._is_move(action) & ~self.is_sink(state)).nonzero()[:, 0]
         out = self.sink_state.expand_as(state).clone()

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gfn_rb.checkpoint.atomic import link, published, try_lock
+from gfn_rb.checkpoint.atomic import published, try_lock
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.reading import named_damage, printable, read_json
@@ -79,11 +79,6 @@ class RunFolder:
         if not folder.config.is_file():
             raise ArgumentError(f"run must be a folder that holds a config.json, got {path}")
         return folder
-
-    def keep_checkpoint(self) -> None:
-        """Give the newest checkpoint, if any, a second name: killed at any time, a run has one."""
-        if self.checkpoint.exists():
-            link(self.checkpoint, self.previous)
 
     def take_back(self) -> None:
         """Put the checkpoint before the newest in its place; the first gives way to none."""

@@ -18,6 +18,7 @@ from torchrl.data import ReplayBuffer
 from tqdm import tqdm
 
 from gfn_rb.buffers.summary import numbers_of
+from gfn_rb.checkpoint.atomic import link
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.training.config import TrainConfig
@@ -218,7 +219,8 @@ def run_training(
     def save() -> None:
         nonlocal saved
         if saved != trainer.steps_done:
-            folder.keep_checkpoint()
+            if folder.checkpoint.exists():  # killed at any time, a run has one
+                link(folder.checkpoint, folder.previous)
             trainer.save(folder.checkpoint)
             saved = trainer.steps_done
 
