@@ -140,8 +140,7 @@ class ExperienceMemory:
             batch: TensorDict of batch size [n].
 
         Raises:
-            ShapeError: another batch size, or an entry of another shape or dtype than the stored.
-            KeyMismatchError: keys are missing, or unknown to the memory.
+            ShapeError, KeyMismatchError: as by :meth:`add`.
         """
         rows = _tensordict(batch)
         if rows.ndim != 1:

@@ -165,15 +165,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         vars(self)["env"] = env  # not as a submodule: it is not saved with the loss
 
     def forward(self, batch: C | TensorDictBase) -> Float[Tensor, ""]:
-        """Return the mean cost of the rows.
-
-        Args:
-            batch: container, or TensorDict of its fields, with at least one row.
-
-        Raises:
-            ArgumentError: another container, no row, an infinite log-reward, or an illegal action.
-            NaNError: a log-reward or an output of a network is NaN.
-        """
+        """Return the mean cost of the rows, at least one; arguments are as of :meth:`residual`."""
         if not hasattr(batch, "__len__") or not len(batch):
             self._rows(batch)  # which raises for what is no batch
             name = self.reads.__name__.lower()
@@ -181,15 +173,7 @@ class Loss(nn.Module, ABC, Generic[C]):
         return self.evaluate(batch)[0].mean()
 
     def evaluate(self, batch: C | TensorDictBase) -> tuple[Floats, Floats]:
-        """Return the cost of each row and its residual, both with gradient.
-
-        Args:
-            batch: container, or TensorDict of its fields.
-
-        Raises:
-            ArgumentError: another container, an infinite log-reward, or an illegal action.
-            NaNError: a log-reward or an output of a network is NaN.
-        """
+        """Return each row's cost and its residual, both with gradient. See :meth:`residual`."""
         residual = self.residual(batch)
         return self.penalty(residual), residual
 

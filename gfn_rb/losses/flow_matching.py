@@ -26,18 +26,14 @@ class FlowMatching(SumLoss[States]):
 
         delta_R(x) = log F(x, exit) - log R(x)
 
-    The loss is the mean over rows of delta^2 + delta_R^2.
+    The loss is the mean over rows of delta^2 + delta_R^2. The network is called once, on the states
+    and all their parents.
 
-    The network is called once, on the states and all their parents.
+    Further arguments are those of :class:`~gfn_rb.losses.Loss`.
 
     Args:
         forward_policy: module whose logits are log F(s, a), such as
             :class:`~gfn_rb.policies.ForwardPolicy`.
-        env: environment of the rows, a :class:`~gfn_rb.envs.GFNEnv`; not a submodule of the loss.
-        **options: ``penalty`` and ``min_log_reward``; see :class:`~gfn_rb.losses.Loss`.
-
-    Raises:
-        ArgumentError: a policy has the wrong direction or none, or an option is out of range.
     """
 
     name = "fm"

@@ -185,10 +185,8 @@ class LocalSearchSampler(Sampler):
             proposals.
 
         Raises:
-            ArgumentError: a number is out of range, a starting state is the sink, or an option is
-                unknown or out of range.
-            ShapeError: a shape or dtype does not fit.
-            NaNError: a reward or the logits are NaN.
+            ArgumentError, ShapeError, NaNError: as by :meth:`local_search`, or a starting state is
+                the sink.
         """
         n_local_search_loops = as_count("n_local_search_loops", n_local_search_loops, 0)
         if n_local_search_loops:  # before any reward is paid for

@@ -260,16 +260,14 @@ class Evaluation:
         pf: forward policy.
         pb: backward policy.
         estimate_log_z: callable that returns the learned log Z in nats for each given condition.
-        metrics: names among ``METRICS``; "distances" lists states whatever their number.
+        metrics: names among ``METRICS`` that the environment supports; "distances" lists states
+            whatever their number.
         n_samples: number of trajectories that metrics sample.
         n_backward: number of backward trajectories for each test state.
         seed: seed of the samples.
 
     Attributes:
         fit: the fit of the policy without sampling.
-
-    Raises:
-        ArgumentError: the environment does not support one of the metrics.
     """
 
     def __init__(

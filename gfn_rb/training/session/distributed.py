@@ -126,13 +126,22 @@ def run_rank(
     told, result = everyone, None
     try:
         if transport.rank in roles.managers:
-            _manage(config, transport, everyone, roles, folder, stop)
+            manager = make_manager(config, transport, roles, folder)
+            with stop:  # it ends when its workers have
+                manager.run()
+                write_json(folder.manager, manager.metadata())
+                assert manager.buffer is not None  # which make_manager gave it
+                manager.buffer.journal.close()
+                if any(e["state"] == "lost" for e in manager.metadata()["senders"].values()):
+                    raise RefusedError("a rank that trains is lost, as the others say", code=1)
+                everyone.gather()
+                everyone.share()
         else:
             told = Star(transport, roles.workers, silence, shutdown)
-            manager = None
+            sends = None
             if roles.managers:
-                manager = ManagerHooks(config, transport, roles, shutdown.stopped)
-            result = _train(config, told, everyone, roles, manager, folder, stop)
+                sends = ManagerHooks(config, transport, roles, shutdown.stopped)
+            result = _train(config, told, everyone, roles, sends, folder, stop)
     except RefusedError as error:
         told.fail(str(error), error.code)
         raise
@@ -147,26 +156,6 @@ def run_rank(
     with suppress(TransportTimeoutError):
         transport.close(SHUTDOWN_SECONDS if stop.received is not None else None)
     return result
-
-
-def _manage(
-    config: TrainConfig,
-    transport: Transport,
-    star: Star,
-    roles: RankRoles,
-    folder: RunFolder,
-    stop: run.StopSignals,
-) -> None:
-    manager = make_manager(config, transport, roles, folder)
-    with stop:  # it ends when its workers have
-        manager.run()
-        write_json(folder.manager, manager.metadata())
-        assert manager.buffer is not None  # which make_manager gave it
-        manager.buffer.journal.close()
-        if any(each["state"] == "lost" for each in manager.metadata()["senders"].values()):
-            raise RefusedError("a rank that trains is lost, as the others say", code=1)
-        star.gather()
-        star.share()
 
 
 def _train(
