@@ -57,8 +57,9 @@ class RNABinding(SequenceEnv):
     are the sequences of Kim et al. (2024, arXiv:2410.01432) for RNA1, RNA2 and RNA3 with 14
     letters. They are among the best 0.01% of all, and the best within a change of one letter.
 
-    ``true_log_z`` and ``expected_score`` are known for 14 letters, one target of RNA1 to RNA3, a
-    lower limit of 0.001, and whole beta up to 50, 64 and 100 (see ``data/README.md``).
+    ``true_log_z`` in nats and ``expected_score``, the mean of max(r(x), min_reward) under the
+    target, are known for 14 letters, one target of RNA1 to RNA3, a lower limit of 0.001, and whole
+    beta up to 50, 64 and 100 (see ``data/README.md``).
 
     Args:
         targets: names among "RNA1" to "RNA4", or sequences of ACGU; r is the mean over them.
@@ -77,6 +78,8 @@ class RNABinding(SequenceEnv):
     """
 
     n_modes: int | None = None
+    true_log_z: float | None = None
+    expected_score: float | None = None
     alphabet = LETTERS
 
     def __init__(
@@ -118,22 +121,9 @@ class RNABinding(SequenceEnv):
             self._register(_mode_keys=self.state_key(letters.to(self.device)))
         elif modes != "threshold":
             raise ArgumentError(f"modes must be 'threshold' or 'published', got {modes!r}")
-
-    @property
-    def true_log_z(self) -> float | None:
-        """The log partition function in nats, if known (see the class)."""
-        return self._known_sums[0]
-
-    @property
-    def expected_score(self) -> float | None:
-        """The mean of max(r(x), min_reward) under the target, if known."""
-        return self._known_sums[1]
-
-    @property
-    def _known_sums(self) -> tuple[float, float] | tuple[None, None]:
-        if len(self.targets) > 1 or self.length != 14 or self.min_reward != 1e-3:
-            return None, None
-        return known_sums().get((self.targets[0], self.beta), (None, None))
+        if len(self.targets) == 1 and length == 14 and min_reward == 1e-3:
+            known = known_sums().get((self.targets[0], beta), (None, None))
+            self.true_log_z, self.expected_score = known
 
     def log_reward(self, state: StateBatch, condition: Tensor | None = None) -> Floats:
         """Return log R(x), in nats (the class's equation)."""

@@ -214,13 +214,9 @@ class LocalSearchSampler(Sampler):
     def proposals(
         self, env: GFNEnv, trajectories: Trajectories | States, n_loops: int, **options: Any
     ) -> Iterator[Trajectories]:
-        """Yield the proposals of several searches, each around what earlier ones accepted.
+        """Yield the proposals of ``n_loops`` searches, each around what earlier ones accepted.
 
-        Args:
-            env: the environment.
-            trajectories: what the first search starts from, as in :meth:`local_search`.
-            n_loops: number of searches.
-            **options: further arguments of :meth:`local_search`.
+        The other arguments are those of :meth:`local_search`.
         """
         current = _terminating(trajectories)
         for _ in range(n_loops):

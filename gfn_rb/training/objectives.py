@@ -190,9 +190,6 @@ class WeightAverage:
     Update n gives the average so far the weight n / (n + 9), at most 0.995: the first weights are
     soon forgotten, and later ones are averaged over about 200 updates.
 
-    Args:
-        loss: the loss whose weights are averaged.
-
     Attributes:
         loss: the loss with averaged weights, which shares the environment.
     """

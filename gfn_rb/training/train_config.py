@@ -170,18 +170,17 @@ class TrainConfig(options.GeneralOptions):
             yield "draw", self.draw.kind != "teacher", f"another than teacher {why}"
             yield "teacher", not share, f"0 {why}"
         yield "teacher", gives is Trajectories or not share, f"0 with replay {stored}"
+        is_fixed = not isinstance(self.draw, options.PriorityDraw)
         if self.offline_data is not None:
             why = "with offline_data, whose objects have no steps, managers or priorities"
             yield "replay", gives is Trajectories, f"one of trajectories, terminal {why}"
             yield "managers", not self.managers.n, f"0 {why}"
-            fits = not isinstance(self.draw, options.PriorityDraw)
-            yield "draw", fits, f"another than priority and teacher {why}"
+            yield "draw", is_fixed, f"another than priority and teacher {why}"
         if self.feed.kind != "none":
             why = f"with feed {self.feed.kind}"
             yield "managers", self.managers.n >= 1, f"at least 1 {why}"
             yield "replay", stored == "trajectories", f"trajectories {why}"
-            fits = not isinstance(self.draw, options.PriorityDraw)
-            yield "draw", fits, f"another than priority and teacher {why}"
+            yield "draw", is_fixed, f"another than priority and teacher {why}"
             yield "draw.temperature_end", self.draw_temperature_end is None, f"None {why}"
 
     @property
@@ -203,13 +202,7 @@ class TrainConfig(options.GeneralOptions):
         return self.anneal_steps or self.steps
 
     def annealed(self, start: float, end: float | None, step: int) -> float:
-        """Return the value of an annealed option.
-
-        Args:
-            start: value before the first step.
-            end: final value; None without annealing.
-            step: number of steps taken.
-        """
+        """Return an option's value after ``step`` steps: ``start`` at first, in the end ``end``."""
         if end is None:
             return float(start)
         return float(start + min(1.0, step / self.n_anneal_steps) * (end - start))

@@ -137,12 +137,7 @@ class TorchGFNEnv(EnumerableEnv):
         return self.fingerprint(state)
 
     def states(self, state: StateBatch, condition: Tensor | None = None) -> Any:
-        """Return rows as torchgfn's ``States``, which share their memory.
-
-        Args:
-            state: states, [n, *S].
-            condition: one condition per row, [n, *C], if the environment is conditional.
-        """
+        """Return rows and their conditions as torchgfn's ``States``, which share their memory."""
         if condition is None:
             return self.inner.states_from_tensor(state)
         return self.inner.states_from_tensor(state, conditions=condition)
