@@ -350,8 +350,7 @@ class GFNEnv(TorchRLInterface):
             state: states, expected as [n, *S] of dtype ``state_dtype``.
             name: name of the argument in the message.
         """
-        if not isinstance(state, Tensor):
-            require_kind(name, state, Tensor)
+        require_kind(name, state, Tensor)
         fits = state.ndim > 0 and state.shape[1:] == self.state_shape
         if not fits or state.dtype != self.state_dtype:
             expected = ", ".join(["n", *map(str, self.state_shape)])

@@ -104,9 +104,7 @@ class BitSequence(SequenceEnv, EnumerableEnv):
     def distances(self, state: StateBatch) -> Int64[Tensor, "n modes"]:
         """Return the Hamming distance of each finished string to each mode, in bits.
 
-        Raises:
-            ShapeError: ``state`` is not a batch of states.
-            ArgumentError: a string is not finished.
+        It raises as :meth:`check_terminating` does.
         """
         self.check_terminating(state)
         agreeing_less_others = self.encode(state) @ self._mode_code  # of -1s and 1s

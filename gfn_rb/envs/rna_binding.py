@@ -138,9 +138,7 @@ class RNABinding(SequenceEnv):
     def energy(self, state: StateBatch) -> Float[Tensor, "n targets"]:
         """Return the energy of each finished sequence's duplex with each target, in kcal/mol.
 
-        Raises:
-            ShapeError: ``state`` is not a batch of states.
-            ArgumentError: a sequence is not finished.
+        It raises as :meth:`check_terminating` does.
         """
         self.check_terminating(state)
         sequences = self.describe(state)

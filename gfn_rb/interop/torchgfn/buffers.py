@@ -136,7 +136,16 @@ class ReplayBuffer:
         assert isinstance(training_container, _KINDS), "Must be a container type"
         worker = self._worker()
         if worker is not None:
-            self._check_sendable(training_container)
+            if self.baseline_filtering or self.scoring_only:
+                assert not isinstance(training_container, Transitions), (
+                    "baseline_filtering and scoring_only support Trajectories or StatesContainer "
+                    "only; got Transitions"
+                )
+            waiting = self.pending_container
+            assert waiting is None or isinstance(training_container, type(waiting)), (
+                f"Must be {type(waiting).__name__}, as what is to be sent with it"
+            )
+            _require_log_rewards(training_container, True)
         with Timer(self.timing_data, "local_add", self.timing):
             self._local_add(training_container)
         if worker is None:
@@ -311,18 +320,6 @@ class ReplayBuffer:
         """Return this process's connection to the manager, if there is a manager."""
         rank = self.remote_manager_rank
         return None if rank is None else endpoint(self.communication_backend).worker(rank)
-
-    def _check_sendable(self, container: Any) -> None:
-        if self.baseline_filtering or self.scoring_only:
-            assert not isinstance(container, Transitions), (
-                "baseline_filtering and scoring_only support Trajectories or StatesContainer only; "
-                "got Transitions"
-            )
-        pending = self.pending_container
-        assert pending is None or isinstance(container, type(pending)), (
-            f"Must be {type(pending).__name__}, as what is to be sent with it"
-        )
-        _require_log_rewards(container, True)
 
     def _pend(self, container: Any, worker: SharedWorker) -> Any:
         """Return all items that are to be sent together, with those of one more container."""

@@ -46,11 +46,6 @@ class GraphTable(dict[int, Any]):
             found[place] = self.get(number, self._sink)  # NumPy would look into a list
         return found.reshape(tuple(numbers.shape))
 
-    def keep(self, numbers: Int64[Tensor, "m"]) -> None:
-        """Forget all graphs except those with these numbers."""
-        for forgotten in self.keys() - {*numbers.tolist()}:
-            del self[forgotten]
-
 
 def rows_of(container: Any, graphs: GraphTable | None = None) -> TensorDict:
     """Return the items of a torchgfn container as rows, laid out as our containers are.
@@ -221,7 +216,8 @@ class RowStore:
             entries = (self._stored(keys.STATE), self._stored(keys.NEXT_STATE))
             held = torch.cat([n[: len(self)].flatten() for n in entries if n is not None])
             if len(self._graphs) > 2 * len(held):  # most are of rows that have gone
-                self._graphs.keep(held)
+                for forgotten in self._graphs.keys() - {*held.tolist()}:
+                    del self._graphs[forgotten]
 
     def at(self, slot: Int64[Tensor, "n"]) -> Any:
         """Return the items in some slots as a torchgfn container."""
