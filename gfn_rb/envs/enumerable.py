@@ -211,7 +211,11 @@ class EnumerableEnv(GFNEnv):
 
 
 def uniform_log_pf(env: GFNEnv) -> LogPF:
-    """Return the policy that takes each legal action of ``env`` with the same probability."""
+    """Return the policy that takes each legal action with the same probability.
+
+    Args:
+        env: environment whose masks the policy reads.
+    """
 
     def log_pf(state: Shaped[Tensor, "k *state"]) -> Float64[Tensor, "k actions"]:
         mask = env.forward_mask(state).double()

@@ -82,7 +82,11 @@ class MixturePolicy(StateNetwork):
 
 
 class ReferencePolicy(TensorDictModuleBase):
-    """P_B by the reference of the environment ``env``, without parameters to learn."""
+    """P_B by the environment's reference, without parameters to learn.
+
+    Args:
+        env: the environment.
+    """
 
     is_backward = True
 
