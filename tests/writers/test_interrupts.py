@@ -154,12 +154,15 @@ def test_a_thread_sees_what_others_wrote_before_its_turn(call):
 def test_an_interrupted_empty_removes_all_or_nothing(make, unique, request):
     step = 1 if request.config.getoption("--all") else 4
 
+    def empty():
+        return make(CAPACITY, unique=unique, statistics=True, sampler=PrioritySampler())
+
     def filled():
-        rb = make(CAPACITY, unique=unique, statistics=True)
+        rb = empty()
         rb.extend(rows(1))
         return rb
 
-    before, emptied = content(filled()), make(CAPACITY, unique=unique, statistics=True)
+    before, emptied = content(filled()), empty()
     after, at, is_over = content(emptied), 0, False
     emptied.extend(rows(9))
     while not is_over:
