@@ -51,6 +51,7 @@ def checked(function=None, *, typechecker):
 
 
 os.environ.setdefault("RL_LOGGING_LEVEL", "WARNING")  # it logs a line for every storage
+logging.getLogger("gfn_rb.kernels").setLevel("ERROR")  # the first run on a machine compiles loops
 torch.set_num_threads(1)
 # Processes are as fresh as with "spawn" (what they are given is pickled, nothing else inherited),
 # but forked from a server that has made its imports: seconds of CPU, once for the whole run.
