@@ -75,9 +75,9 @@ def content(rb):
         if "priority" in sampler:  # the next draw forgets the others
             sampler = {**sampler, "priority": sampler["priority"][: len(each)]}
         parts = {"writer": each.writer.state_dict(), "sampler": sampler}
-        transform = {**each.transform.state_dict()}
+        transform = copy.deepcopy(each.transform.state_dict())  # of the present counts
         held.append({"rows": rows, **parts, "transform": transform, "ahead": ahead})
-    return copy.deepcopy({"members": held, "generator": rb._rng.get_state()})  # of the present
+    return {"members": held, "generator": rb._rng.get_state()}
 
 
 def is_equal(one, other):
