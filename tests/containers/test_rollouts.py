@@ -113,6 +113,13 @@ def test_episodes_begun_in_an_earlier_batch_need_the_source() -> None:
     assert rows.state.tolist() == [[0, 2, SINK], [0, 1, SINK]]
 
 
+def test_steps_that_differ_in_one_number_are_no_copies() -> None:
+    laid = rollout([[5, 0]], [[EXIT, EXIT]], [[SINK, SINK]])
+    for key in ("state", ("next", "state")):
+        laid[key] = torch.stack([laid[key], torch.zeros_like(laid[key])], -1)
+    assert len(Trajectories.from_rollout(laid, source_state=torch.tensor([0, 0]))) == 1
+
+
 def test_nothing_finished_gives_no_rows() -> None:
     rows = Trajectories.from_rollout(rollout([[0, 1]], [[1, 1]], [[1, 2]]))
     assert len(rows) == 0
