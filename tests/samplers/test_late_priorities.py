@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from factories import run_in_process
-from samplers.priority_buffers import buffer, fits, places, rows
+from samplers.priority_buffers import buffer, fits, law, places, rows
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
 from gfn_rb.buffers import fifo_buffer
@@ -44,6 +44,15 @@ def test_a_row_does_not_get_the_priority_of_the_one_before_it(writer, key):
     rb.update_priority(again["index"], torch.ones(5))
     assert rb.sampler.n_late == 2
     assert fits(rb, torch.full((5,), 0.2, dtype=torch.float64))
+
+
+def test_a_row_that_moves_into_a_hole_has_the_largest_priority():
+    rb = buffer([], capacity=5, writer=DiversityWriter(features="x", cutoff_distance=1.0))
+    apart = rows(5).set("x", torch.tensor([0, 2, 10, 20, 30]))
+    rb.update_priority(rb.extend(apart), torch.arange(1.0, 6))
+    rb.extend(rows(1).set("x", torch.tensor([1])).set("log_reward", torch.ones(1)))
+    assert rb[:]["x"].tolist() == [1, 30, 10, 20]  # it drove out two, and the last row moved
+    assert fits(rb, law([5, 5, 3, 4]))
 
 
 @pytest.mark.parametrize("lacking", ["index", "td_error"])
