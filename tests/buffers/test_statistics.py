@@ -116,3 +116,16 @@ def test_waits_are_counted_by_side():
     with pytest.raises(RateLimitError):
         rb.sample(2)
     assert 0.5 <= rb.stats()["seconds_waited_to_draw"] < 2.0
+
+
+def test_a_write_counts_if_an_interrupt_follows_it(monkeypatch):
+    rb = gfn_rb.fifo_buffer(8, statistics=True)
+    rb.extend(rows(torch.zeros(1)))
+
+    def interrupt(index):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rb.sampler, "extend", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rb.extend(rows(torch.zeros(2)))
+    assert rb.stats()["offered"] == rb.stats()["accepted"] == len(rb) == 3
