@@ -76,12 +76,14 @@ def test_weighted_gradient_is_that_of_the_divergence_from_the_target(task):
 
 
 def test_log_z_is_a_weighted_mean_in_each_group():
-    log_prob, zeros = torch.tensor([1.0, 4.0, 6.0, 2.0, 8.0]), torch.zeros(5)
+    log_prob, zeros = torch.tensor([1.0, 4.0, 6.0, 2.0, 8.0]).requires_grad_(), torch.zeros(5)
     weight = torch.tensor([3.0, 1.0, 1.0, 0.0, 2.0])
     group = torch.tensor([0, 0, 7, 7, 7])
     residual = group_residual(log_prob, zeros, zeros, group, weight)
     mean = torch.tensor([7 / 4, 7 / 4, 22 / 3, 22 / 3, 22 / 3])
     torch.testing.assert_close(residual, log_prob - mean)
+    residual.sum().backward()  # of which the mean is no part
+    assert log_prob.grad.tolist() == [1.0] * 5
 
 
 def test_ratio_is_clipped_and_a_group_without_weight_is_finite():
