@@ -47,7 +47,7 @@ def test_an_endpoint_holds_no_more_than_its_limit(pair: list[GlooTransport]) -> 
     handles = [a.isend([bytes(600)], 1) for _ in range(3)]
     assert b.probe(timeout=5.0) is not None
     time.sleep(0.05)
-    assert len(b._mailbox) == 1
+    assert len(b._mailbox[0]) == 1
     for _ in range(3):
         assert len(b.recv().data) == 600
     for handle in handles:
