@@ -72,7 +72,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     path: str | PathLike[str], rb: ReplayBuffer, *, secret: Secret | None = None
-) -> dict[str, Any]:
+) -> dict[Any, Any]:
     """Restore a replay buffer, and return the further values that were saved with it.
 
     The contents of the buffer are replaced: rows, random generator, prefetched batches, and the
@@ -105,7 +105,7 @@ def load_checkpoint(
 
 
 def save_state(
-    path: str | PathLike[str], state: dict[str, Any], *, secret: Secret | None = None
+    path: str | PathLike[str], state: dict[Any, Any], *, secret: Secret | None = None
 ) -> None:
     """Save nested values in one file, written and renamed as by :func:`save_checkpoint`.
 
@@ -124,7 +124,7 @@ def save_state(
     _write(path, {VALUES: state}, "state", secret)
 
 
-def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> dict[str, Any]:
+def load_state(path: str | PathLike[str], *, secret: Secret | None = None) -> dict[Any, Any]:
     """Return what :func:`save_state` wrote, with tensors as copies on the CPU.
 
     For a file of :func:`save_checkpoint`, return its ``extra``, for instance to read the options of
@@ -177,7 +177,7 @@ def restore_from(file: ValueFile, rb: ReplayBuffer) -> None:
     restore(rb, lambda device: file.value(BUFFERS, device), file.value(ROWS, None))
 
 
-def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[str, Any]:
+def outline(path: str | PathLike[str], secret: Secret | None = None) -> dict[Any, Any]:
     """Return the further values of a checkpoint, or the state, with tensors that nobody checked."""
     return _values_of(ValueFile(resolved(path), secret))
 
@@ -211,7 +211,7 @@ def resolved(path: Any) -> Path:
     return found
 
 
-def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[str, Any]:
+def _values_of(file: ValueFile, device: torch.device | None = None) -> dict[Any, Any]:
     """Return the further values of a checkpoint, or the state; with None tensors are views."""
     values = file.value(VALUES, device)
     if not isinstance(values, dict):
