@@ -178,7 +178,8 @@ class Walk:
             steps.row.append(row)
             steps.state.append(state)
             steps.action.append(action)
-            chances.append((p, kind, parameters))
+            if self.save_logprobs:
+                chances.append((p, kind, parameters))
             if self.save_estimator_outputs:
                 steps.logits.append(logits)
             if is_backward:
@@ -190,7 +191,7 @@ class Walk:
             raise _endless(
                 start, torch.from_numpy(state), int(row[0]), 0, env.max_length, is_backward
             )
-        if self.save_logprobs and chances:
+        if chances:
             steps.log_prob = self._log_probs(chances, steps.action)
         return steps
 
