@@ -163,6 +163,15 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         pins = self._pin_memory and torch.cuda.is_available() and index.is_cpu
         return (rows.pin_memory() if pins else rows), info
 
+    def can_sample(self, batch_size: int | None = None) -> bool:
+        """Return whether a batch can be drawn, whichever members its rows come from.
+
+        Args:
+            batch_size: number of rows. Default: the batch size of the buffer.
+        """
+        with locked(self):
+            return bool(super().can_sample(batch_size))
+
     def _rows_of(self, member: int, index: Tensor) -> TensorDictBase:
         rb = self._rbs[member]
         rows = _transformed(rb.transform, self._collate_fns[member](rb.storage.get(index)))

@@ -104,27 +104,28 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
         within = [log_probs_of(sampler, each) for sampler, each in pairs]
         return torch.cat([part + log_p for part, log_p in zip(within, of_member, strict=True)])
 
+    @compat.outside_graph
     def can_sample(self, storage: StorageEnsemble, batch_size: int) -> bool:
-        """Return whether a batch of this size can be drawn."""
-        n_rows = sum(len(each) for each in compat.member_storages(storage))
-        if n_rows == 0 or isinstance(self._p, str):
-            strict = self._p == "mass" and self._samplers[0].replacement is False
-            return n_rows >= (batch_size if strict else 1)
-        return bool(self._weights(compat.member_storages(storage)).any())
+        """Return whether :meth:`sample` returns a batch of this size, of whatever members.
+
+        Each member with a share must be able to serve the whole batch, unless ``p`` is "mass".
+        """
+        batch_size, storages = as_count("batch_size", batch_size), compat.member_storages(storage)
+        if not any(map(len, storages)):
+            return False
+        if isinstance(self._p, str) and self._p == "mass":
+            union, is_strict = self._union(storages), self._samplers[0].replacement is False
+            return bool(union.has_mass) and (not is_strict or union.n_positive >= batch_size)
+        drawn = [i for i, share in enumerate(self._weights(storages).tolist()) if share > 0]
+        ready = (self._samplers[i].can_sample(storages[i], batch_size) for i in drawn)
+        return len(drawn) > 0 and all(ready)
 
     # Drawing.
 
     def _by_mass(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         # Again, for members' temperatures may have been annealed apart since p was set.
-        sampler = _softmax_of(self._samplers)
+        sampler, union = _softmax_of(self._samplers), self._union(storages)
         held = [i for i, each in enumerate(storages) if len(each)]
-        parts = [self._samplers[i].follow(storages[i]) for i in held]
-        if len(devices := {part.log_weight.device for part in parts}) > 1:
-            raise ArgumentError(
-                f"p='mass' needs members on one device, got {sorted(map(str, devices))}: pass "
-                "p='size' or weights"
-            )
-        union = WeightedUnion(parts)
         require(union.has_mass, EmptyBufferError, sampler.nothing_to_draw, sampler.key)
         replacement = sampler.replacement
         # Too few rows of positive weight show only once they have been tried.
@@ -139,6 +140,17 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
             raise ArgumentError(sampler.too_few.format(n))
         part, row, log_prob = union.draw(n, self._rng)
         return _rows_of_members(_numbered(held, part), row, {DRAW_LOG_PROB: log_prob})
+
+    def _union(self, storages: Sequence[Storage]) -> WeightedUnion:
+        """Return the rows of all members that hold some as one distribution."""
+        pairs = zip(self._samplers, storages, strict=True)
+        parts = [sampler.follow(storage) for sampler, storage in pairs if len(storage)]
+        if len(devices := {part.log_weight.device for part in parts}) > 1:
+            raise ArgumentError(
+                f"p='mass' needs members on one device, got {sorted(map(str, devices))}: pass "
+                "p='size' or weights"
+            )
+        return WeightedUnion(parts)
 
     def _by_member(self, storages: Sequence[Storage], n: int) -> RowsOfMembers:
         share = self._weights(storages)

@@ -98,6 +98,11 @@ class Weights:
         return self._total() > 0
 
     @property
+    def n_positive(self) -> int:
+        """Number of rows that can be drawn."""
+        return int(np.count_nonzero(self._log_weight > -math.inf))
+
+    @property
     def lowest(self) -> float:
         """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
         return float(self._lowest[-1])

@@ -197,6 +197,13 @@ class RankedDistribution:
         """Whether a row can be drawn."""
         return len(self) > 0
 
+    @property
+    def n_positive(self) -> int:
+        """Number of rows that can be drawn: at some ranks, or sharing them."""
+        first, end = self._law(len(self)).support
+        _, firsts, ends = self._order.select(np.array([first, end - 1]))
+        return int(ends[1] - firsts[0])
+
     def update(self, index: Int64[Tensor, "m"], key: Float[Tensor, "m"]) -> bool:
         """Set the keys of some rows; a row that stands twice has one key each time.
 
@@ -265,10 +272,8 @@ class RankedDistribution:
         """
         law = self._law(len(self))
         first, end = law.support
-        if n > end - first:  # unless other rows share these ranks
-            _, firsts, ends = self._order.select(np.array([first, end - 1]))
-            if n > ends[1] - firsts[0]:
-                return torch.empty(0, dtype=torch.int64), torch.empty(0), False
+        if n > end - first and n > self.n_positive:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0), False
         row, log_prob = self._draw(law, n + n // 8, generator)
         once = first_occurrences(row)
         while len(once) < n and len(row) < law.n:

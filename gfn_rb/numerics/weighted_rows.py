@@ -54,6 +54,11 @@ class WeightedRows:
         return self.log_total > -math.inf
 
     @property
+    def n_positive(self) -> int:
+        """Number of rows that can be drawn; waits for the device."""
+        return int((self.log_probs(self.capacity) > -math.inf).sum())
+
+    @property
     def lowest(self) -> Float64[Tensor, ""]:
         """The lowest log-weight of those that can be drawn, ``+inf`` where none can."""
         return self.log_weight.nan_to_num(math.nan, math.inf, math.inf).amin()
@@ -180,6 +185,11 @@ class WeightedUnion:
         """Whether a row can be drawn; on a device a tensor, so as not to wait for it."""
         has_mass = self._log_mass.amax() > -math.inf
         return bool(has_mass) if has_mass.is_cpu else has_mass
+
+    @property
+    def n_positive(self) -> int:
+        """Number of rows that can be drawn; waits for the device."""
+        return sum(part.n_positive for part in self.parts)
 
     def draw(
         self, n: int, generator: torch.Generator | None = None

@@ -180,9 +180,22 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         if storage is not None:
             self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
 
+    @outside_graph
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Return whether a batch of this size can be drawn."""
-        return len(storage) >= (batch_size if self.replacement is False else 1)
+        """Return whether :meth:`sample` returns a batch of this size. It draws nothing.
+
+        On a device it waits for the device.
+
+        Raises:
+            GfnRbError: ``batch_size`` or a stored number is wrong, and :meth:`sample` says so, too.
+        """
+        batch_size = as_count("batch_size", batch_size)
+        if len(storage) < (batch_size if self.replacement is False else 1):
+            return False
+        distribution = self.follow(storage)
+        if not distribution.has_mass:
+            return False
+        return self.replacement is not False or distribution.n_positive >= batch_size
 
     def _empty(self) -> None:
         self._column.forget()

@@ -142,6 +142,20 @@ class GroupSampler(KeySampler):
         return slot, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
 
     @outside_graph
+    def can_sample(self, storage: Storage, batch_size: int) -> bool:
+        """Return whether :meth:`sample` returns a batch of this size, whatever groups it draws."""
+        n, k = self.shape_of(as_count("batch_size", batch_size))
+        if not len(storage):
+            return False
+        distribution = self.follow(storage)
+        assert isinstance(distribution, Weights)
+        if self.replacement is not False or not distribution.has_mass:
+            return distribution.has_mass
+        first = np.flatnonzero(distribution.log_weight.numpy() > -np.inf)
+        _, size, log_prob = self._within(storage, first)
+        return len(first) >= n and bool((_n_positive(size, log_prob) >= k).all())
+
+    @outside_graph
     def log_probs(self, storage: Storage) -> Float64[Tensor, "len"]:
         """Return the log-probability of every stored row: of its group, times that within it.
 
@@ -220,14 +234,13 @@ class GroupSampler(KeySampler):
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
         """Draw k different rows of each group, by perturbed log-weights; see ``gumbel_like``."""
         slot, size, log_prob = self._within(storage, group)
-        of, n_positive = np.arange(len(group)).repeat(size), size
+        of, n_positive = np.arange(len(group)).repeat(size), _n_positive(size, log_prob)
         if self.temperature == math.inf:
             uniform = torch.rand(len(slot), dtype=torch.float64, generator=self._rng)
             order = (of + uniform.numpy()).argsort()
         else:
             gumbel = gumbel_like(torch.from_numpy(log_prob), self._rng)
             order = np.lexsort((-log_prob - gumbel.numpy(), of))
-            n_positive = np.bincount(of, log_prob > -np.inf, len(group)).astype(np.int64)
         nth = np.arange(k)
         if (fewest := int(n_positive.min())) < k:
             if self.replacement is False:
@@ -326,6 +339,13 @@ class GroupSampler(KeySampler):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""
         return {**super().__getstate__(), "_groups": None}
+
+
+def _n_positive(
+    size: Int64[np.ndarray, "g"], log_prob: Float64[np.ndarray, "m"]
+) -> Int64[np.ndarray, "g"]:
+    """Return how many rows of each group can be drawn."""
+    return np.add.reduceat(log_prob > -np.inf, size.cumsum() - size, dtype=np.int64)
 
 
 def _weights(slot: Int64[np.ndarray, "m"], weight: Any) -> tuple[Tensor, Tensor]:
