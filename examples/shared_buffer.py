@@ -3,6 +3,7 @@
 python examples/shared_buffer.py
 """
 
+import multiprocessing
 from functools import partial
 
 from torchrl.collectors import Collector
@@ -12,6 +13,7 @@ from gfn_rb.envs import HyperGrid
 from gfn_rb.policies import ForwardPolicy
 
 if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn", force=True)  # or "fork" would be the default
     make_env = partial(HyperGrid, 2, 8, batch_size=(16,))
     env, pack = make_env(), PackTrajectories(make_env())
     policy = ForwardPolicy(env)

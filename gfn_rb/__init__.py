@@ -7,6 +7,7 @@ a storage keeps, samplers which of them make a batch. All plug into ``TensorDict
 from typing import TYPE_CHECKING
 
 from gfn_rb.lazy import lazy_exports
+from gfn_rb.start_method import keep_start_method
 
 if TYPE_CHECKING:
     from gfn_rb.buffers import (
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
         FIFOWriter as FIFOWriter,
         RewardPrioritizedWriter as RewardPrioritizedWriter,
     )
+
+keep_start_method()  # before any module of this package imports TorchRL
 
 __getattr__, __all__ = lazy_exports(__name__)
 
