@@ -21,6 +21,7 @@ from gfn_rb.arguments import as_count, require_kind, shown
 from gfn_rb.containers.objects import hashed_rows
 from gfn_rb.errors import (
     ArgumentError,
+    CheckpointError,
     CheckpointMismatchError,
     KeyMismatchError,
     ShapeError,
@@ -385,8 +386,16 @@ class RaggedStorage(EncodedStorage):
         TensorDict(self.content()).memmap(path)
 
     def loads(self, path: str | Path) -> None:
-        """Load what :meth:`dumps` saved."""
-        self.restore(dict(TensorDict.load_memmap(path).items()))
+        """Load what :meth:`dumps` saved.
+
+        Raises:
+            CheckpointError: the folder cannot be read, or holds pickled values.
+        """
+        try:
+            content = dict(TensorDict.load_memmap(path, allow_pickle=False).items())
+        except Exception as error:
+            raise CheckpointError(f"cannot read {path}: {shown(str(error))}") from error
+        self.restore(content)
 
 
 def _within(key: NestedKey, name: str) -> tuple[str, ...]:

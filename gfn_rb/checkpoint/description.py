@@ -6,46 +6,23 @@ import inspect
 import pkgutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from os import PathLike, fspath
 from typing import Any
 
-import torch
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
-from torchrl.data.replay_buffers.writers import (
-    RoundRobinWriter,
-    TensorDictRoundRobinWriter,
-    Writer,
-)
-from torchrl.envs import EnvBase
-from torchrl.envs.transforms import Compose, Transform
+from torchrl.data.replay_buffers.storages import TensorStorage
+from torchrl.envs.transforms import Compose
 
 from gfn_rb.arguments import KeepsArguments, kind_of
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import Environment
-from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import ReplayStatistics
+from gfn_rb.checkpoint.allowed import ALLOWED, ELSEWHERE
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointError, CheckpointMismatchError
 from gfn_rb.storages import EncodedStorage, RowTensorStorage
 
 _PLAIN = (type(None), bool, int, float, str, Tensor)
-# Classes of TorchRL, and the arguments that are needed to make them again.
-_FOREIGN: dict[type, tuple[str, ...]] = {
-    **dict.fromkeys((ReplayBuffer, TensorDictReplayBuffer), ("storage", "writer")),
-    **dict.fromkeys((RandomSampler, RoundRobinWriter, TensorDictRoundRobinWriter), ()),
-    torch.Generator: (),
-}
-# Where a buffer is, and who shares it, is nothing that a file decides.
-_ELSEWHERE = {
-    *("device", "shared", "pin_memory", "delayed_init", "checkpointer", "members"),
-    *("service_backend", "service_backend_options", "transport", "transport_options"),
-}
-_KINDS = (
-    *(Writer, Sampler, Storage, Transform, ReplayBuffer, RateLimiter, EnvBase, torch.Generator),
-)
 
 
 def description_of(rb: ReplayBuffer) -> dict[str, Any]:
@@ -58,7 +35,7 @@ def description_of(rb: ReplayBuffer) -> dict[str, Any]:
             parts["transform"] = [each for each in transforms if type(each) is not ReplayStatistics]
         if type(rb) is TensorDictReplayBuffer:
             parts["priority_key"] = rb.priority_key
-        if not isinstance(rb, KeepsArguments) and type(rb) not in _FOREIGN:
+        if not isinstance(rb, KeepsArguments) and _path_of(type(rb)) not in ALLOWED:
             raise ArgumentError(f"no file can hold {kind_of(rb)}")
         given = _arguments_of(rb, parts) if isinstance(rb, KeepsArguments) else {}
         named = {name: _named(rb, name, value) for name, value in parts.items()}
@@ -106,8 +83,6 @@ def _described(value: Any) -> Any:
         return type(value)(map(_described, value))
     if isinstance(value, Mapping):
         return {"pairs": [[_described(key), _described(each)] for key, each in value.items()]}
-    if isinstance(value, PathLike):
-        return str(fspath(value))
     if isinstance(value, Environment):
         made: dict[str, Any] = {"environment": _path_of(type(value)), "arguments": None}
         with suppress(ArgumentError):
@@ -118,9 +93,8 @@ def _described(value: Any) -> Any:
         return {"class": _path_of(RowTensorStorage), "arguments": {"max_size": value.max_size}}
     if isinstance(value, KeepsArguments):
         return {"class": _path_of(type(value)), "arguments": _arguments_of(value)}
-    if type(value) in _FOREIGN:
-        options = {name: getattr(value, name) for name in _FOREIGN[type(value)]}
-        return {"class": _path_of(type(value)), "arguments": options}
+    if ALLOWED.get(path := _path_of(type(value))) == ():
+        return {"class": path, "arguments": {}}
     if inspect.isfunction(value) or isinstance(value, type):
         path = _path_of(value)
         if "<" not in path and not path.startswith("__main__"):
@@ -144,8 +118,16 @@ def _arguments_of(part: Any, but: Collection[str] = ()) -> dict[str, Any]:
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             given |= given.pop(name, {})
-    kept = given.keys() - _ELSEWHERE - {*but}
-    return {name: _named(part, name, value) for name, value in given.items() if name in kept}
+    kept = {name: value for name, value in given.items() if name not in {*ELSEWHERE, *but}}
+    _require_allowed(_path_of(type(part)), kept)
+    return {name: _named(part, name, value) for name, value in kept.items()}
+
+
+def _require_allowed(path: str, names: Collection[str]) -> None:
+    """Raise unless a file may name arguments of a class; of one not in the list, most of them."""
+    wrong = {*names} & ELSEWHERE if path not in ALLOWED else {*names} - {*ALLOWED[path]}
+    if wrong:
+        raise ArgumentError(f"{path} takes no {min(wrong)} from a file")
 
 
 def _path_of(kind: Any) -> str:
@@ -163,8 +145,7 @@ class _Maker:
 
     def buffer(self, description: Any, members: Sequence[ReplayBuffer]) -> ReplayBuffer:
         """Return a buffer."""
-        kind = self._class(description["class"])
-        options = {name: self.value(value) for name, value in description["arguments"].items()}
+        kind, options = self._part(description["class"], description["arguments"])
         transforms = options.pop("transform", None)
         if transforms:
             options["transform"] = Compose(*transforms)
@@ -189,19 +170,26 @@ class _Maker:
         path, arguments = node.get("environment"), node["arguments"]
         if path is not None and self._env is not None:
             return self._env
-        if path is not None and (arguments is None or not (self._trust or _is_known(path))):
+        if path is not None and (arguments is None or not (self._trust or _is_own(path))):
             raise CheckpointError(
                 f"rows are stored as {path} needs them: pass env=, or trust=True to import and run "
                 "it"
             )
-        kind = self._class(path or node["class"])
-        return kind(**{name: self.value(value) for name, value in arguments.items()})
+        kind, options = self._part(path := path or node["class"], arguments)
+        data = options.get("data") if path in ALLOWED else None
+        if not isinstance(data, (type(None), Tensor)):  # BayesianDAG would read a file
+            raise CheckpointMismatchError(f"data of {kind.__name__} is no tensor: pass env=")
+        return kind(**options)
 
-    def _class(self, path: Any) -> Any:
-        kind = self._resolved(path, self._trust or _is_known(path))
-        if not (isinstance(kind, type) and (self._trust or issubclass(kind, _KINDS))):
+    def _part(self, path: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return a class that a file may name, or that is trusted, and arguments for it."""
+        if _is_own(path) and path not in ALLOWED:
             raise CheckpointMismatchError(f"{path} is no part of a buffer")
-        return kind
+        kind = self._resolved(path, self._trust or path in ALLOWED)
+        if not isinstance(kind, type):
+            raise CheckpointMismatchError(f"{path} is no part of a buffer")
+        _require_allowed(path, arguments)
+        return kind, {name: self.value(value) for name, value in arguments.items()}
 
     def _resolved(self, path: Any, may: bool) -> Any:
         if not may:
@@ -212,8 +200,5 @@ class _Maker:
         return pkgutil.resolve_name(path)
 
 
-_KNOWN = {_path_of(kind) for kind in _FOREIGN}
-
-
-def _is_known(path: Any) -> bool:
-    return isinstance(path, str) and (path.startswith("gfn_rb.") or path in _KNOWN)
+def _is_own(path: Any) -> bool:
+    return isinstance(path, str) and path.startswith("gfn_rb.")

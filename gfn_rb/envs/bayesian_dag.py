@@ -66,7 +66,10 @@ class BayesianDAG(EnumerableEnv):
         true_graph = None
         if data is None:
             true_graph, data = draw_data(5 if n_nodes is None else n_nodes, n_samples, seed)
-        observed = _observations(data if isinstance(data, Tensor) else read_data(data), n_nodes)
+        elif not isinstance(data, Tensor):  # a checkpoint records the numbers, and no path to them
+            data = read_data(data)
+            self.constructor_arguments = (n_nodes, data), dict(options)
+        observed = _observations(data, n_nodes)
         d = observed.shape[1]
         super().__init__(
             torch.zeros(d, d, dtype=torch.int64),

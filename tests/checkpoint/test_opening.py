@@ -216,6 +216,9 @@ def test_an_environment_of_the_user(compact, walks, tmp_path, monkeypatch) -> No
         open_buffer(tmp_path / "rb", env=HyperGrid(2, 5))
 
 
+RB = "gfn_rb.buffers.replay_buffer:GFNReplayBuffer"
+
+
 def edited(path: Path, description, monkeypatch) -> Path:
     monkeypatch.setattr("gfn_rb.checkpoint.buffers.description_of", lambda rb: description)
     save_checkpoint(path, fifo_buffer(4))
@@ -229,7 +232,8 @@ def edited(path: Path, description, monkeypatch) -> Path:
         ("os:system", True, "os:system is no part of a buffer"),
         ("gfn_rb.checkpoint:save_state", False, "save_state is no part of a buffer"),
         ("gfn_rb.checkpoint:Journal", False, "Journal is no part of a buffer"),
-        ("gfn_rb.nowhere:Thing", False, "No module named 'gfn_rb.nowhere'"),
+        ("gfn_rb.nowhere:Thing", False, "Thing is no part of a buffer"),
+        ("gfn_rb.checkpoint:Journal", True, "Journal is no part of a buffer"),
         (3, False, "3, which is not of gfn_rb"),
     ],
 )
@@ -249,8 +253,9 @@ def test_what_is_no_part_of_a_buffer_is_not_called(
     [
         (None, "are not recorded: it is of gfn_rb 0.3 or older; make the buffer and call"),
         ({"unknown": "why"}, "are not recorded: why"),
-        ({"class": "gfn_rb.buffers:GFNReplayBuffer"}, "make no buffer"),
-        ({"class": "gfn_rb.buffers:GFNReplayBuffer", "arguments": {"x": 1}}, "make no buffer"),
+        ({"class": RB}, "make no buffer"),
+        ({"class": RB, "arguments": {"x": 1}}, "GFNReplayBuffer takes no x from a file"),
+        ({"class": RB, "arguments": {"max_age": -1}}, "make no buffer: ArgumentError: max_age"),
         ({"class": "gfn_rb.storages:RowTensorStorage", "arguments": {}}, "make no buffer"),
         ({"class": "gfn_rb.storages:RowTensorStorage", "arguments": {"max_size": 4}}, "no buffer"),
     ],
