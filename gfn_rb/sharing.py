@@ -23,13 +23,12 @@ from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from tensordict import MemoryMappedTensor
 from torch import Tensor, multiprocessing as mp
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.errors import ArgumentError
+from gfn_rb.forks import is_inherited, known_storages, note_storage, require_shared
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import is_laid_out
 
@@ -39,7 +38,6 @@ _NO_SLOT = torch.empty(0, dtype=torch.int64)
 _KEPT = 1 << 20  # bytes of records whose memory is kept for the next ones
 # Attributes of a storage.
 _LOCK, _JOURNAL, _STEP = "_gfn_rb_write_lock", "_gfn_rb_journal", "_gfn_rb_step"
-_PROCESSES: weakref.WeakKeyDictionary[Storage, int] = weakref.WeakKeyDictionary()  # of storages
 
 
 @runtime_checkable
@@ -189,8 +187,12 @@ def require_access(storage: Storage | None, writer: SlotState | None) -> None:
 
     The length of a storage is shared by all processes, even where its rows are not.
     """
-    if storage is not None and _PROCESSES.setdefault(storage, os.getpid()) != os.getpid():
-        _check_shared(storage, writer)
+    if storage is not None and is_inherited(storage):
+        _require_shared(storage, writer)
+
+
+def _require_shared(storage: Storage, writer: SlotState | None) -> None:
+    require_shared(storage, () if writer is None else writer.slot_tensors())
 
 
 class WriteLock:
@@ -311,7 +313,7 @@ class WriteLock:
 
     def _check_forked(self) -> None:
         if self.records is not None:
-            _check_shared(self.records.storage, self.records.writer)
+            _require_shared(self.records.storage, self.records.writer)
         self._process, self._threads, self._is_mine = os.getpid(), threading.RLock(), False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -327,7 +329,7 @@ class WriteLock:
 
 def share_writes(storage: Storage, writer: SlotState) -> bool:
     """Have the buffers on a storage that are ``shared`` outlive processes that die."""
-    _PROCESSES.setdefault(storage, os.getpid())
+    note_storage(storage)
     shared = [rb for rb in compat.attached_buffers(storage) if rb.shared]
     if shared:
         len(storage)  # or it would make its counter later
@@ -419,28 +421,10 @@ def _record(storage: Storage, slot: Int64[Tensor, "*k"], names: tuple[str, ...])
 
 def _release_locks() -> None:
     """Forget writes in progress: this child of a fork has none of the threads that hold locks."""
-    for storage in _PROCESSES:
+    for storage in known_storages():
         vars(storage).pop(_STEP, None)
         for rb in compat.attached_buffers(storage):
             compat.set_replay_lock(rb, threading.RLock())
 
 
 os.register_at_fork(after_in_child=_release_locks)
-
-
-def _check_shared(storage: Storage, writer: SlotState | None) -> None:
-    """Raise unless a forked process writes to the memory of its parent."""
-    if (rows := compat.all_slots(storage)) is None:
-        is_shared = bool(getattr(storage, "shared_init", False))
-    else:
-        beside = [] if writer is None else writer.slot_tensors()
-        is_shared = all(
-            tensor.is_shared() or isinstance(tensor, MemoryMappedTensor)  # in a file
-            for tensor in (*compat.leaves_of(rows), *beside)
-        )
-    if not is_shared:
-        raise ArgumentError(
-            f"storage must lie in memory that a forked process shares, got a "
-            f"{type(storage).__name__} that does not: use a LazyMemmapStorage that holds a row "
-            "before the fork, or the start method 'spawn'"
-        )

@@ -261,8 +261,13 @@ def track_slot_generations(storage: TensorStorage) -> Tensor:
         stamps = torch.full((storage.max_size,), -1, dtype=torch.int64, device=device)
         stamps[: len(storage)] = 0
         stamps.share_memory_()
-        setattr(storage, _SLOT_GENERATIONS, stamps)
+        set_slot_generations(storage, stamps)
     return stamps
+
+
+def set_slot_generations(storage: Storage, stamps: Tensor) -> None:
+    """Replace what :func:`slot_generations` returns (``_slot_generations``)."""
+    setattr(storage, _SLOT_GENERATIONS, stamps)
 
 
 def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> None:

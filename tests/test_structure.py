@@ -33,7 +33,7 @@ LAYERS = (
     ("numerics",),
     ("torchrl_compat",),
     ("containers",),
-    ("buffer_state", "column", "memmaps", "pages", "ragged", "ragged_rows", "sharing",
+    ("buffer_state", "column", "forks", "memmaps", "pages", "ragged", "ragged_rows", "sharing",
      "state_folder", "storages"),
     ("writers",),
     ("samplers",),

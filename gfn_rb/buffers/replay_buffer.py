@@ -28,6 +28,7 @@ from gfn_rb.errors import (
     GfnRbError,
     KeyMismatchError,
 )
+from gfn_rb.forks import warn_of_old_rows
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
@@ -326,6 +327,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         super().update_tensordict_priority(data)
 
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        warn_of_old_rows(self.storage)
         try:
             if self.counts_rows:
                 return self._sample_counted(batch_size)

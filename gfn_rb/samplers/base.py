@@ -22,6 +22,7 @@ from gfn_rb.errors import (
     GfnRbError,
     NaNError,
 )
+from gfn_rb.forks import note_storage, warn_of_old_rows
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.weighted_rows import WeightedRows, weighted_rows
@@ -178,6 +179,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Record that rows were written."""
         if storage is not None:
+            note_storage(storage)
             self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
 
     @outside_graph
@@ -207,6 +209,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
 
     def follow(self, storage: Storage) -> Distribution:
         """Bring the distribution up to date with the storage, and return it."""
+        warn_of_old_rows(storage)
         try:
             return self._follow(storage)
         except BaseException:  # nobody knows which changes it has taken over

@@ -21,6 +21,7 @@ from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.shapes import Float, Int64
+from gfn_rb.sharing import require_access
 
 _AT_LEAST_0 = "a number of at least 0"
 
@@ -222,14 +223,15 @@ class PrioritySampler(KeySampler):
                 Only a batch from another process needs it.
 
         Raises:
-            ArgumentError: no storage is known, a row is outside the storage, or a priority is out
-                of range.
+            ArgumentError: no storage is known, a row is outside the storage, a priority is out of
+                range, or this process was forked and does not share the rows with its parent.
             ShapeError: ``priority`` has neither one number per row nor one for all.
             NaNError: a priority is NaN.
         """
         storage = self._storage if storage is None else storage
         if storage is None:
             raise ArgumentError("storage must be given before the sampler has seen one, got None")
+        require_access(storage, None)
         value = torch.as_tensor(priority, dtype=torch.float64).detach().reshape(-1)
         row = torch.as_tensor(index, dtype=torch.int64).reshape(-1)
         value = value.to(row.device)
