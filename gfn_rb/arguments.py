@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from reprlib import Repr
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,11 +26,13 @@ class KeepsArguments:
 
     constructor_arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an object that keeps its arguments."""
-        made = super().__new__(cls)
-        made.__dict__["constructor_arguments"] = (args, kwargs)  # before nn.Module is set up
-        return made
+    if not TYPE_CHECKING:  # or checkers would take its signature for that of every constructor
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make an object that keeps its arguments."""
+            made = super().__new__(cls)
+            made.__dict__["constructor_arguments"] = (args, kwargs)  # before nn.Module is set up
+            return made
 
 
 def shown(value: Any) -> str:
@@ -57,6 +59,21 @@ def require_key(name: str, value: Any) -> None:
         raise ArgumentError(
             f"{name} must be a key, a string or a tuple of them, got {shown(value)}"
         )
+
+
+def is_listed(value: Any) -> bool:
+    """Return whether a value lists several: any sequence, but a string or a tuple (a key)."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, tuple))
+
+
+def as_keys(value: Any) -> Any:
+    """Return a sequence of keys, as Hydra reads it from a file, as a list; others as they are.
+
+    Keys of nested entries, tuples, are lists in such a file.
+    """
+    if not is_listed(value):
+        return value
+    return [tuple(key) if is_listed(key) else key for key in value]
 
 
 def require_flag(name: str, value: Any) -> None:

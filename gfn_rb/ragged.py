@@ -17,7 +17,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, lazy_stack, unravel_key
 from torch import Tensor
 
-from gfn_rb.arguments import as_count, require_kind, shown
+from gfn_rb.arguments import as_count, as_keys, is_listed, kind_of, require_kind, shown
 from gfn_rb.containers.objects import hashed_rows
 from gfn_rb.errors import (
     ArgumentError,
@@ -94,8 +94,9 @@ class RaggedStorage(EncodedStorage):
             key_path(_within(name, _VALUES)): key_path(_within(key, _LENGTH))
             for name, key in self.ragged.items()
         }
-        require_kind("text", text, list, lambda value: isinstance(value, tuple))
-        self.text = frozenset(unravel_key(name) for name in text)
+        if not (isinstance(text, tuple) or is_listed(text)):
+            raise ArgumentError(f"text must be a list of keys, got {kind_of(text)}")
+        self.text = frozenset(unravel_key(name) for name in as_keys(text))
         if not self.text <= {*self.ragged}:
             raise ArgumentError(
                 f"text must name entries of ragged, {list(self.ragged)}, got {list(text)}"

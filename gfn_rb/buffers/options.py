@@ -25,18 +25,50 @@ StateForm = Literal["narrow", "rebuild"]
 
 @runtime_checkable
 class Environment(Protocol):
-    """The part of an environment that buffers read; ``GFNEnv``, which has it, documents it."""
+    """The part of an environment that buffers read; ``GFNEnv``, which has it, documents it.
 
-    source_state: Tensor
-    state_shape: torch.Size
-    state_dtype: torch.dtype
-    state_range: tuple[int, int] | None
-    is_deterministic: bool
-    n_actions: int
-    exit_action: int
-    action_shape: torch.Size
-    dummy_action: int
-    max_length: int
+    Attributes are properties here: a checker then also takes narrower types.
+    """
+
+    @property
+    def source_state(self) -> Tensor:
+        """State in which every trajectory begins, of shape S."""
+
+    @property
+    def state_shape(self) -> torch.Size:
+        """Shape S of a state."""
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        """Dtype of states."""
+
+    @property
+    def state_range(self) -> tuple[int, int] | None:
+        """Lowest and highest number in a state, padding included; None if unbounded."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether an action leads from a state to one state."""
+
+    @property
+    def n_actions(self) -> int:
+        """Number of actions, the exit action included."""
+
+    @property
+    def exit_action(self) -> int:
+        """Number of the action that ends a trajectory."""
+
+    @property
+    def action_shape(self) -> torch.Size:
+        """Shape of an action."""
+
+    @property
+    def dummy_action(self) -> int:
+        """Action that pads trajectories."""
+
+    @property
+    def max_length(self) -> int:
+        """Highest number of actions in a trajectory."""
 
     def states_of(self, action: Any, length: Any) -> Tensor:
         """Return the states [n, T + 1, *S] that actions [n, T, *A] lead through."""

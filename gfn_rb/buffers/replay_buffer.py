@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from tensordict import TensorDictBase
@@ -33,6 +33,9 @@ from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
 
+if TYPE_CHECKING:
+    import gfn_rb.buffers.summary
+
 _ROWS = 1000  # of the storage, unless one is given
 
 
@@ -41,6 +44,16 @@ class DrawsAhead(ReplayBuffer):
 
     Classes that draw rows inherit from it after the TorchRL class that it amends.
     """
+
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[False] = False
+    ) -> TensorDictBase: ...
+
+    @overload
+    def sample(
+        self, batch_size: int | None = None, *, return_info: Literal[True]
+    ) -> tuple[TensorDictBase, dict[str, Any]]: ...
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
         """Draw a batch. A batch of another size than the buffer's is never drawn ahead.
@@ -212,7 +225,7 @@ class Readable(KeepsArguments):
 
         return best_rows(self, as_count("k", k))
 
-    def summary(self: Any, describe: Any = None) -> Any:
+    def summary(self: Any, describe: Any = None) -> gfn_rb.buffers.summary.BufferSummary:
         """Return a summary, which prints as at most 12 lines.
 
         Args:

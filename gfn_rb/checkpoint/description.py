@@ -13,7 +13,7 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble, TensorDictReplayBuf
 from torchrl.data.replay_buffers.storages import TensorStorage
 from torchrl.envs.transforms import Compose
 
-from gfn_rb.arguments import KeepsArguments, kind_of
+from gfn_rb.arguments import KeepsArguments, is_listed, kind_of
 from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import Environment
 from gfn_rb.buffers.statistics import ReplayStatistics
@@ -79,8 +79,10 @@ def _described(value: Any) -> Any:
     """Return a value in types that a checkpoint holds, or raise ArgumentError."""
     if type(value) in _PLAIN:
         return value
-    if type(value) in (list, tuple):
-        return type(value)(map(_described, value))
+    if type(value) is tuple:
+        return tuple(map(_described, value))
+    if is_listed(value):
+        return [*map(_described, value)]
     if isinstance(value, Mapping):
         return {"pairs": [[_described(key), _described(each)] for key, each in value.items()]}
     if isinstance(value, Environment):

@@ -53,8 +53,10 @@ class DrawInfo(dict[str, Any]):
 class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
     """TorchRL's metaclass takes ``replacement=`` away before the constructor sees it."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return type.__call__(cls, *args, **kwargs)
+    if not TYPE_CHECKING:  # which reads the arguments of the constructors
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return type.__call__(cls, *args, **kwargs)
 
 
 class Parameter:

@@ -12,7 +12,7 @@ from tensordict import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.arguments import as_count, name_of, require_device_of, shown
+from gfn_rb.arguments import as_count, as_keys, name_of, require_device_of, shown
 from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
 from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like
@@ -96,7 +96,7 @@ class GroupSampler(KeySampler):
             raise ArgumentError("group must be a key, a list of keys or a callable, got None")
         for name, value in (("num_groups", num_groups), ("samples_per_group", samples_per_group)):
             setattr(self, name, None if value is None else as_count(name, value))
-        self.group, self.weight = group, weight
+        self.group, self.weight = as_keys(group), weight
         self._synced = SyncedIndex(ObjectColumns(group, "group"), EqualRows)
         self._groups: EqualRows | None = None
         self._stored = self._n_groups = 0

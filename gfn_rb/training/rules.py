@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +27,11 @@ class Rule(NamedTuple):
 
     holds: Callable[[Any], bool]
     expected: str
+
+
+def is_listed(value: Any) -> bool:
+    """Return whether a value is a sequence that is no text: a list, or one of OmegaConf."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, tuple))
 
 
 def check_options(options: Any, group: str = "") -> None:

@@ -72,6 +72,14 @@ class TrainConfig(options.GeneralOptions):
         elif cls.__module__ == "gfn_rb.training.config":
             CONFIGS[cls.env] = cls
 
+    def __post_init__(self) -> None:
+        """Take any sequence, such as Hydra's lists, where a field is a tuple."""
+        groups = [value for value in vars(self).values() if is_dataclass(value)]
+        for options_ in (self, *groups):
+            for name, value in list(vars(options_).items()):
+                if rules.is_listed(value):
+                    object.__setattr__(options_, name, tuple(value))
+
     def validate(self) -> None:
         """Check the type of every field, and fields that exclude each other.
 
@@ -333,7 +341,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
+def _made(kind: type[T], values: Mapping[str, Any], group: str = "") -> T:
     """Return a dataclass made of its fields by name; those that are groups are dictionaries."""
     known = {f.name for f in fields(kind)} - _WHERE  # type: ignore[arg-type]
     if wrong := sorted(known ^ values.keys()):
@@ -345,8 +353,8 @@ def _made(kind: type[T], values: dict[str, Any], group: str = "") -> T:
     hints = get_type_hints(kind, include_extras=True)
     made: dict[str, Any] = {}
     for name, given in values.items():
-        value = tuple(given) if isinstance(given, list) else given
-        if (groups := rules.groups_of(hints[name])) and isinstance(value, dict):
+        value = tuple(given) if rules.is_listed(given) else given
+        if (groups := rules.groups_of(hints[name])) and isinstance(value, Mapping):
             made[name] = _made(group_named(name, groups, value.get("kind")), value, name)
         else:
             rules.check_value(rules.option_name(kind, name, group), value, hints[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.arguments import kind_of, require_key
+from gfn_rb.arguments import as_keys, kind_of, require_key
 from gfn_rb.column import Version
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
@@ -24,7 +24,8 @@ from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, length_of
 from gfn_rb.writers.eviction_order import Moves
 
-Unique: TypeAlias = NestedKey | list[NestedKey] | Callable[[TensorDictBase], Tensor] | None
+_Key: TypeAlias = str | tuple[Any, ...]  # mypy takes tensordict's NestedKey for anything
+Unique: TypeAlias = _Key | Sequence[_Key] | Callable[[TensorDictBase], Tensor] | None
 
 _READ_BY_DEFAULT = (STATE, NEXT_STATE, LENGTH, IS_BACKWARD, CONDITION)
 
@@ -82,6 +83,7 @@ class ObjectColumns(Features):
     """
 
     def __init__(self, source: Unique, name: str = "unique") -> None:
+        source = as_keys(source)
         keys = source if isinstance(source, list) and source else [source]
         if not (callable(source) or all(isinstance(key, (str, tuple)) and key for key in keys)):
             raise ArgumentError(

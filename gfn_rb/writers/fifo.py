@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
@@ -65,19 +65,23 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
     _cursor: int
     _write_count: int
 
-    def __new__(
-        cls,
-        unique: Unique = None,
-        on_duplicate: OnDuplicate = "refresh",
-        *,
-        group: Unique = None,
-        per_group: int | None = None,
-        **options: Any,
-    ) -> Any:
-        """Make a writer, of another class where objects are unique or groups limited."""
-        if unique is None and group is None and per_group is None:
-            return super().__new__(cls, on_duplicate=on_duplicate, **options)
-        return UniqueFIFOWriter(unique, on_duplicate, group=group, per_group=per_group, **options)
+    if not TYPE_CHECKING:  # which reads the arguments of the constructor below
+
+        def __new__(
+            cls,
+            unique: Unique = None,
+            on_duplicate: OnDuplicate = "refresh",
+            *,
+            group: Unique = None,
+            per_group: int | None = None,
+            **options: Any,
+        ) -> Any:
+            """Make a writer, of another class where objects are unique or groups limited."""
+            if unique is None and group is None and per_group is None:
+                return super().__new__(cls, on_duplicate=on_duplicate, **options)
+            return UniqueFIFOWriter(
+                unique, on_duplicate, group=group, per_group=per_group, **options
+            )
 
     def __init__(
         self,

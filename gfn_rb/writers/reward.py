@@ -11,7 +11,7 @@ from tensordict import LazyStackedTensorDict, NestedKey, unravel_key
 from torch import Tensor
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import name_of, require_choice, require_kind
+from gfn_rb.arguments import as_keys, name_of, require_choice, require_kind
 from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.kernels.objects import Hashed
 from gfn_rb.keys import LOG_REWARD
@@ -115,8 +115,8 @@ class RewardPrioritizedWriter(OrderedWriter):
             raise ArgumentError(
                 f"group and per_group must be given together, got {group!r:.80} and {per_group!r}"
             )
-        self.unique, self.on_duplicate = unique, on_duplicate
-        self.group, self.per_group = group, per_group
+        self.unique, self.on_duplicate = as_keys(unique), on_duplicate
+        self.group, self.per_group = as_keys(group), per_group
         self._index: SyncedIndex | None = None  # rows by what tells whether they are the same
         self._limit: GroupLimit | None = None
         if unique is not None:
