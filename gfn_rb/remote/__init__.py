@@ -2,9 +2,9 @@
 
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.remote.baseline import Baseline, BaselineFilter
-from gfn_rb.remote.feeding import Subscription
 from gfn_rb.remote.manager import ReplayBufferManager
 from gfn_rb.remote.messages import Reply, SenderStatistics, WorkerStatistics
+from gfn_rb.remote.subscription import Subscription
 from gfn_rb.remote.worker import ManagerQueries, ReplayBufferWorker
 
 __all__ = [

@@ -1,9 +1,8 @@
-"""Feeding of workers: objects that a manager holds, the next ones of a worker, their arrival."""
+"""Feeding of workers by a manager: the objects that it holds, and the next ones of each worker."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -15,23 +14,21 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
-from gfn_rb.arguments import require_choice, require_kind
+from gfn_rb.arguments import require_choice
 from gfn_rb.buffers.compact import compact_rows_of
-from gfn_rb.column import KeyColumn, RowChanges
+from gfn_rb.column import KeyColumn
 from gfn_rb.containers.objects import ObjectsInRows, objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.kernels.order import Order
-from gfn_rb.kernels.weights import Weights
+from gfn_rb.kernels.weights import gumbel_like
 from gfn_rb.keys import INDEX, LOG_REWARD
-from gfn_rb.remote.ranks import batches_of, join_batches
-from gfn_rb.shapes import Bool, Float, Int64
+from gfn_rb.shapes import Bool, Float, Float64, Int64
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, generator_of, length_of
-from gfn_rb.writers.rows import select_rows, shallow_copy
+from gfn_rb.writers.rows import select_rows
 
 _CHUNK = 8192  # compact or ragged rows made whole at a time: all may be larger than memory
-_REMEMBERED = 100_000  # objects fed earlier that are known to a worker at least
 
 
 @cache
@@ -40,15 +37,83 @@ def compile_loops() -> None:
 
     A machine that has not compiled them needs several seconds, and a timeout may be shorter.
     """
-    objects, order, weights = Objects(64, 1), Order(64), Weights(64)
+    objects, order = Objects(64, 1), Order(64)
     for n in (64, 1):  # changes of many rows and of few take different loops
         slot = np.arange(n)
         objects.put(slot, objects.look_up(slot[:, None])[0])
         order.put(slot, np.zeros(n), slot)
-        weights.update(torch.from_numpy(slot), torch.zeros(n, dtype=torch.float64))
-    weights.draw_distinct(1)
     order.remove(order.first(1))
     order.remove(order.first(63))
+
+
+class RankFlags:
+    """A flag for each object and rank, eight in a byte, those of an object side by side.
+
+    Args:
+        n: number of objects.
+        n_ranks: number of ranks.
+    """
+
+    def __init__(self, n: int, n_ranks: int) -> None:
+        self.n_ranks = n_ranks
+        self.packed = np.zeros((n, -(-n_ranks // 8)), np.uint8)
+
+    def has(self, number: Int64[np.ndarray, "m"], rank: int) -> Bool[np.ndarray, "m"]:
+        """Return which objects have the flag of a rank."""
+        return (self.packed[number, rank >> 3] & (1 << (rank & 7))) > 0
+
+    def add(self, number: Int64[np.ndarray, "m"], rank: int | Int64[np.ndarray, "m"]) -> None:
+        """Set a flag of each object: of one rank, or of the rank beside it."""
+        # One at a time: an object may come from two ranks of one byte.
+        bit = np.left_shift(1, np.bitwise_and(rank, 7)).astype(np.uint8)
+        np.bitwise_or.at(self.packed, (number, np.right_shift(rank, 3)), bit)
+
+    def clear(self, number: Int64[np.ndarray, "m"]) -> None:
+        """Clear all flags of objects."""
+        self.packed[number] = 0
+
+    def clear_rank(self, rank: int) -> None:
+        """Clear the flag of a rank of all objects."""
+        self.packed[:, rank >> 3] &= np.uint8(255 - (1 << (rank & 7)))
+
+    def load(self, number: Int64[np.ndarray, "m"], saved: Tensor) -> None:
+        """Set the flags of objects to rows of ``packed``, of as many ranks or of others."""
+        came: np.ndarray = saved.numpy()
+        if came.dtype == bool:  # earlier versions saved a byte for each flag
+            came = np.packbits(came, axis=1, bitorder="little")
+        n = min(came.shape[1], self.packed.shape[1])
+        self.packed[number] = 0
+        self.packed[number, :n] = came[:, :n]
+        if self.n_ranks & 7:  # ranks that there are no more
+            self.packed[number, -1] &= np.uint8((1 << (self.n_ranks & 7)) - 1)
+
+
+class ChangeLog:
+    """The slots that changed last, in a ring that many readers read, each from where it left off.
+
+    Args:
+        room: number of changes that are known.
+
+    Attributes:
+        total: number of changes so far.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._slots = np.empty(room, np.int64)
+        self.total = 0
+
+    def note(self, slots: Int64[np.ndarray, "m"]) -> None:
+        """Record that slots changed."""
+        last = slots[-len(self._slots) :]
+        start = self.total + len(slots) - len(last)
+        self._slots[(start + np.arange(len(last))) % len(self._slots)] = last
+        self.total += len(slots)
+
+    def since(self, total: int) -> Int64[np.ndarray, "m"] | None:
+        """Return what changed after so many changes; None if that is not known any more."""
+        if self.total - total > len(self._slots):
+            return None
+        return self._slots[np.arange(total, self.total) % len(self._slots)]
 
 
 class ObjectIndex:
@@ -72,10 +137,9 @@ class ObjectIndex:
         n = rb.storage.max_size
         self.number = np.full(n, -1)  # of the object in each row, -1 for an empty one
         self.arrival = np.zeros(n, np.int64)  # by number; it grows with each arrival
-        # By number and rank, those of a rank side by side: whether it came from there, and whether
-        # it was given to the rank.
-        self.sent = np.zeros((n, n_ranks), bool, order="F")
-        self.given = np.zeros((n, n_ranks), bool, order="F")
+        self.sent = RankFlags(n, n_ranks)  # by number and rank, whether it came from there
+        self.given = RankFlags(n, n_ranks)  # whether it was given to the rank
+        self.changes = ChangeLog(max(n // 4, 1))
         self.subscribers: dict[int, Subscriber] = {}  # by rank
         self._compact = compact_rows_of(rb)
         self._length = 0
@@ -118,10 +182,9 @@ class ObjectIndex:
             left = self.number[np.concatenate([rows, emptied])]
             self.number[emptied] = -1
             self.number[rows] = self._replace(left[left >= 0], objects)
-        self._length, read = length, torch.from_numpy(rows)
-        for each in self.subscribers.values():
-            each.changes.note(read, self.storage.max_size)
-        return read
+        self._length = length
+        self.changes.note(rows)
+        return torch.from_numpy(rows)
 
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
         """Return copies of rows on the CPU as they came, whole where they are stored compact."""
@@ -153,6 +216,11 @@ class ObjectIndex:
 
     # Finding.
 
+    @property
+    def has_twins(self) -> bool:
+        """Whether several rows hold one object."""
+        return self._n_unused > len(self.number) - self._length
+
     def find(self, objects: ObjectsInRows) -> Int64[np.ndarray, "n"]:
         """Return the numbers of objects as of the last refresh, -1 for those not known."""
         return look_up(self._objects, objects)[1]
@@ -181,7 +249,8 @@ class ObjectIndex:
         if n_new := len(entering):
             self._n_unused -= n_new
             new = self._unused[self._n_unused : self._n_unused + n_new][::-1].copy()
-            self.sent[new] = self.given[new] = False
+            self.sent.clear(new)
+            self.given.clear(new)
             self.arrival[new] = np.arange(self.n_arrived, self.n_arrived + n_new)
             self.n_arrived += n_new
             number[entering] = new
@@ -213,12 +282,15 @@ class ObjectIndex:
         self.refresh()
         number = self.number[: length_of(self.storage)]
         rows = {
-            "sent": torch.from_numpy(self.sent[number]),
-            "given": torch.from_numpy(self.given[number]),
+            "sent": torch.from_numpy(self.sent.packed[number]),
+            "given": torch.from_numpy(self.given.packed[number]),
             "arrival": torch.from_numpy(self.arrival[number]),
             "n_arrived": self.n_arrived,
         }
-        terms = {str(rank): each.terms for rank, each in self.subscribers.items()}
+        terms = {}
+        for rank, each in self.subscribers.items():
+            each.forget()  # as one that is restored has no plan either, and draws one
+            terms[str(rank)] = each.terms
         return {"index": rows, "subscribers": terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -229,10 +301,9 @@ class ObjectIndex:
             raise CheckpointMismatchError(f"index of {came} rows, expected {n} as are stored")
         self._column.forget()
         self.refresh()
-        number, n_ranks = self.number[:n], min(state["sent"].shape[1], self.sent.shape[1])
-        for column, saved in ((self.sent, state["sent"]), (self.given, state["given"])):
-            column[number] = False
-            column[number, :n_ranks] = saved.numpy()[:, :n_ranks]
+        number = self.number[:n]
+        self.sent.load(number, state["sent"])
+        self.given.load(number, state["given"])
         self.arrival[number] = state["arrival"].numpy()
         self.n_arrived = state["n_arrived"]
         self.subscribers = {}
@@ -274,11 +345,21 @@ def require_terms(quota: Any, policy: Any, own: Any) -> dict[str, Any]:
     return {"quota": quota, "policy": policy, "own": own}
 
 
-class Subscriber:
-    """A worker that a manager feeds, and the rows that it may be given next, in order.
+_MOST_PLANNED = 1024  # rows of a plan: 12 bytes each, for every subscriber
 
-    The order is brought up to date with the changes since the last reply. A reply therefore takes
-    as long from a large buffer as from a small one.
+
+class Subscriber:
+    """A worker that a manager feeds, and a short plan of the rows that it may be given next.
+
+    The plan has the first rows, in order, of all that the worker does not know; every other such
+    row comes after the last one planned. Rows that changed since the last reply join the plan, or
+    leave it. Only a plan that runs out is made anew, from all rows. Memory for a subscriber
+    therefore hardly grows with the buffer, and most replies take as long from a large buffer as
+    from a small one.
+
+    Under ``"softmax"``, a row of weight w arrives after an exponential time of rate w. The order of
+    arrivals has the law of draws without replacement. The time that is left until an arrival has
+    the law of a new one (it has no memory), so a row that changes, and a new plan, draw anew.
     """
 
     def __init__(self, rank: int, terms: Any, index: ObjectIndex) -> None:
@@ -287,150 +368,121 @@ class Subscriber:
         # Only the terms that are understood: they are saved, and others may be of any size.
         self.terms = require_terms(terms.get("quota"), terms.get("policy"), terms.get("own", False))
         self.rank, self._index, n = rank, index, index.storage.max_size
-        self.changes = RowChanges()  # of the index since the last reply, at first perhaps all
-        is_drawn = self.terms["policy"] == "softmax"
-        self._ranking: Order | Weights = Weights(n) if is_drawn else Order(n)
+        self._most_planned = min(max(n // 32, 8), _MOST_PLANNED)
+        self.forget()
         if terms.get("fresh"):  # it starts anew, without the rows that it was given
-            index.given[:, rank] = False
+            index.given.clear_rank(rank)
+
+    def forget(self) -> None:
+        """Make the next reply plan anew."""
+        self._seen: int | None = None  # changes of the index that the plan knows of
+        self._plan = np.empty(0, np.int32)  # slots in order
+        self._key = np.empty(0)  # what they are ordered by; of a draw, the log of the time left
+        self._last: tuple[float, int] | None = None  # key and tie of the last; None if all are in
 
     def next(self, quota: int | None = None) -> TensorDictBase | None:
         """Return the next rows, at most ``quota`` or those of the terms; record them as given."""
         index, most = self._index, self.terms["quota"] if quota is None else min(quota, MAX_QUOTA)
-        if not index.storage.initialized:
+        if not most or not index.storage.initialized:
             return None
         index.refresh()
-        length, changed = length_of(index.storage), self.changes.take()
-        self._rank(
-            np.arange(length)
-            if changed is None
-            else np.unique(changed[changed < length].numpy())  # others were emptied since
-        )
+        changed = None if self._seen is None else index.changes.since(self._seen)
+        self._seen = index.changes.total
+        if changed is None:
+            self._plan_anew()
+        elif len(changed):
+            self._update(np.unique(changed))
         picked = self._take(most)
-        index.given[index.number[picked], self.rank] = True
+        while len(picked) < most and self._last is not None:
+            self._plan_anew()
+            picked = np.concatenate([picked, self._take(most - len(picked))])
         return index.read(torch.from_numpy(picked)) if len(picked) else None
 
-    def _rank(self, row: Int64[np.ndarray, "m"]) -> None:
-        """Put rows in their places, those that may not be given behind all others."""
+    def _plan_anew(self) -> None:
+        """Plan from all rows."""
+        self._plan, self._key, self._last = self._plan[:0], self._key[:0], None
+        self._add(np.arange(length_of(self._index.storage)))
+
+    def _update(self, changed: Int64[np.ndarray, "m"]) -> None:
+        """Plan rows that changed, in place of what they were."""
+        nearest = changed.searchsorted(self._plan).clip(max=len(changed) - 1)
+        is_same = changed[nearest] != self._plan
+        self._plan, self._key = self._plan[is_same], self._key[is_same]
+        self._add(changed[changed < length_of(self._index.storage)])  # others were emptied since
+
+    def _add(self, row: Int64[np.ndarray, "m"]) -> None:
+        """Add those rows to the plan that may be given, and that come before its end."""
         index = self._index
-        log_reward = index.log_reward(torch.from_numpy(row)).to(torch.float64).numpy()
-        log_reward = np.where(self._is_known(row), -math.inf, log_reward)
-        if isinstance(self._ranking, Weights):
-            self._ranking.update(torch.from_numpy(row), torch.from_numpy(log_reward))
+        row = row[~self._is_known(row)]
+        weight = index.log_reward(torch.from_numpy(row)).to(torch.float64)
+        may_come = (weight > -math.inf).numpy()  # no weight is never given
+        row, weight = row[may_come], weight[may_come]
+        if self.terms["policy"] == "softmax":
+            key = -(weight + gumbel_like(weight, index.generator)).numpy()
+        else:
+            is_top = self.terms["policy"] == "top"
+            key = -weight.numpy() if is_top else -index.arrival[index.number[row]].astype(float)
+        tie = self._tie(row)
+        if self._last is not None:
+            is_before = (key < self._last[0]) | ((key == self._last[0]) & (tie <= self._last[1]))
+            row, key, tie = row[is_before], key[is_before], tie[is_before]
+        if not len(row):
             return
-        arrival, is_newest = index.arrival[index.number[row]], self.terms["policy"] == "newest"
-        key = np.where(log_reward == -math.inf, math.inf, -arrival if is_newest else -log_reward)
-        self._ranking.put(row, key, -arrival)
+        row, key = np.concatenate([self._plan, row]), np.concatenate([self._key, key])
+        tie, most = np.concatenate([self._tie(self._plan), tie]), self._most_planned
+        if len(row) > most:
+            first = _first(key, tie, most)
+            row, key, tie = row[first], key[first], tie[first]
+        order = np.lexsort((tie, key))
+        if len(order) == most:
+            self._last = float(key[order[-1]]), int(tie[order[-1]])
+        self._plan, self._key = row[order].astype(np.int32), key[order]
+
+    def _tie(self, row: np.ndarray) -> Int64[np.ndarray, "m"]:
+        """Return what decides between equal keys: the newest object first, then the lowest slot."""
+        index = self._index
+        return row - index.arrival[index.number[row]] * index.storage.max_size
 
     def _take(self, n: int) -> Int64[np.ndarray, "k"]:
-        """Take out the next n rows that the worker does not know, or all there are."""
-        taken, ranking = np.empty(0, np.int64), self._ranking
-        while (left := n - len(taken)) > 0:
-            if isinstance(ranking, Weights):
-                row = ranking.draw_distinct(left, self._index.generator)[0]
-                ranking.update(row, torch.full(row.shape, -math.inf, dtype=torch.float64))
-                found = row.numpy()
-            else:
-                found = ranking.first(min(left, len(ranking)))
-                found = found[ranking.key[found] < math.inf]
-                ranking.remove(found)
-            n_found = len(found)
-            found = found[found < length_of(self._index.storage)]
-            # The worker may have sent objects since they were ranked.
-            taken = np.concatenate([taken, found[~self._is_known(found)]])
-            if n_found < left:
-                break
-        return taken
+        """Take the next n rows out of the plan, or all there are, and record them as given."""
+        index, plan = self._index, self._plan
+        # Slots may have been emptied, and the worker may have sent objects since.
+        at = (plan < length_of(index.storage)).nonzero()[0]
+        at = at[~self._is_known(plan[at])]
+        if index.has_twins:  # each object once
+            at = at[np.sort(np.unique(index.number[plan[at]], return_index=True)[1])]
+        at = at[:n]
+        picked, end = plan[at].astype(np.int64), at[-1] + 1 if len(at) == n else len(plan)
+        if self.terms["policy"] == "softmax" and 0 < end < len(plan):
+            now, left = self._key[end - 1], self._key[end:]
+            self._key[end:] = _time_left(left, now)
+            if self._last is not None:
+                self._last = float(_time_left(np.array(self._last[0]), now)), self._last[1]
+        self._plan, self._key = plan[end:], self._key[end:]
+        index.given.add(index.number[picked], self.rank)
+        return picked
 
-    def _is_known(self, row: Int64[np.ndarray, "m"]) -> Bool[np.ndarray, "m"]:
+    def _is_known(self, row: np.ndarray) -> Bool[np.ndarray, "m"]:
         """Return which rows the worker was given or, unless it wants its own, sent."""
         index, number = self._index, self._index.number[row]
-        known: np.ndarray = index.given[number, self.rank]
-        return known if self.terms["own"] else known | index.sent[number, self.rank]
+        known = index.given.has(number, self.rank)
+        return known if self.terms["own"] else known | index.sent.has(number, self.rank)
 
 
-class Subscription:
-    """A worker's subscription to rows that other workers found.
+def _first(
+    key: Float64[np.ndarray, "n"], tie: Int64[np.ndarray, "n"], m: int
+) -> Int64[np.ndarray, "m"]:
+    """Return where the first m in the order of key and tie are, in any order."""
+    last = key[key.argpartition(m - 1)[m - 1]]
+    before, equal = (key < last).nonzero()[0], (key == last).nonzero()[0]
+    n = m - len(before)
+    if n < len(equal):
+        equal = equal[tie[equal].argpartition(n - 1)[:n]]
+    return np.concatenate([before, equal])
 
-    Objects that the worker holds or was fed before are dropped on arrival.
 
-    Args:
-        buffer: second buffer, beside the worker's own, that stores the fed rows. Draw from both
-            through a :class:`~gfn_rb.MergedReplayBuffer`.
-        quota: highest number of rows with each reply, 1 to 4096.
-        policy: which unknown rows are fed: ``"top"`` for those of highest log-reward, ``"softmax"``
-            for a draw by reward, ``"newest"`` for the newest.
-        own: whether rows of this worker are fed to it too.
-
-    Raises:
-        ArgumentError: ``quota`` is out of range, or ``policy`` is unknown.
-
-    Examples:
-        >>> fed = reward_prioritized_buffer(10_000)
-        >>> worker = ReplayBufferWorker(transport, 0, local, subscription=Subscription(fed, 32))
-        >>> rb = MergedReplayBuffer(local, fed, p="mass", batch_size=64)
-    """
-
-    def __init__(
-        self, buffer: ReplayBuffer, quota: int, policy: str = "top", own: bool = False
-    ) -> None:
-        require_kind("buffer", buffer, ReplayBuffer)
-        self._terms = require_terms(quota, policy, own)
-        self.buffer = buffer
-        self._room = buffer.storage.max_size  # rows that are kept for take() at most
-        self._known: Objects | None = None  # held or fed, in a ring
-        self._n_remembered = 0
-        self._untaken: deque[TensorDictBase] = deque()
-        self._n_untaken = 0
-
-    def terms(self) -> dict[str, Any]:
-        """Return the subscription as the manager needs it."""
-        return {**self._terms, "fresh": len(self.buffer) == 0}
-
-    def receive(self, rows: TensorDictBase, local: ObjectIndex | None) -> int:
-        """Store the rows that neither the worker's own buffer nor this one has had.
-
-        Args:
-            rows: rows of a manager, batch size [n].
-            local: objects of the worker's own buffer.
-
-        Returns:
-            Number of rows dropped.
-        """
-        objects = objects_in(rows)
-        if self._known is None:
-            self._known = Objects(_REMEMBERED + 2 * self._room, objects.columns.shape[1])
-            for batch in batches_of(self.buffer):
-                self._remember(self._known.hashed(objects_in(batch).columns))
-        hashed, slot, first = look_up(self._known, objects)
-        is_new = (slot < 0) & (first == np.arange(objects.n))
-        if local is not None:
-            local.refresh()
-            is_new &= local.find(objects) < 0
-        at = is_new.nonzero()[0]
-        if n_new := len(at):
-            fed = rows
-            if n_new < objects.n:
-                fed = select_rows(rows, torch.from_numpy(at))
-                hashed = hashed.select(is_new[objects.at].nonzero()[0])
-            # Kept for take() as well: the buffer's writer may not keep them all.
-            self.buffer.extend(shallow_copy(fed))  # whose writer may add entries
-            self._untaken.append(fed)
-            self._n_untaken += n_new
-            while self._n_untaken - (oldest := len(self._untaken[0])) >= self._room:
-                self._untaken.popleft()
-                self._n_untaken -= oldest
-            self._remember(hashed)
-        return objects.n - n_new
-
-    def _remember(self, hashed: Hashed) -> None:
-        """Know objects from now on, in place of those known for longest."""
-        known = self._known
-        if known is not None and known.width == hashed.rows.shape[1]:
-            slot = (self._n_remembered + np.arange(len(hashed.code))) % known.capacity
-            known.put(slot, hashed)
-            self._n_remembered += len(slot)
-
-    def take(self) -> TensorDictBase | None:
-        """Return the rows stored since the last call, as ``ReplayBufferWorker.take_fed`` does."""
-        batches, self._untaken, self._n_untaken = self._untaken, deque(), 0
-        return join_batches(batches) if batches else None
+def _time_left(log_time: np.ndarray, now: float) -> np.ndarray:
+    """Return the logs of what is left of times at a moment that is not after them."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # nothing left, and two times of zero
+        left = log_time + np.log1p(-np.exp(now - log_time))
+    return np.where(log_time > now, left, -math.inf)

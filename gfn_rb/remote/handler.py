@@ -226,7 +226,7 @@ class MessageHandler:
             # before it is asked, and again once rows are in.
             index.refresh()
             new, known = index.new(objects)
-            index.sent[known, sender] = True
+            index.sent.add(known, sender)
         n_new, n_stored = len(new), 0
         if n_new:
             # A buffer writes the slots into the rows that it is given.
@@ -236,7 +236,7 @@ class MessageHandler:
             n_stored = slots.shape[0]
             try:
                 index.refresh()
-                index.sent[index.number[slots.numpy()], sender] = True
+                index.sent.add(index.number[slots.numpy()], sender)
             except Exception as error:  # rows that are stored are not refused
                 log.warning("rows were stored, and cannot be fed yet: %s", one_line(error)[:500])
         return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}

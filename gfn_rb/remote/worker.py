@@ -29,9 +29,10 @@ from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.baseline import BaselineFilter
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.client import ManagerClient, answer_of, checked_answer
-from gfn_rb.remote.feeding import ObjectIndex, Subscription, compile_loops, look_up
+from gfn_rb.remote.feeding import ObjectIndex, compile_loops, look_up
 from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
 from gfn_rb.remote.ranks import batches_of, check_ranks, join_batches
+from gfn_rb.remote.subscription import Subscription
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.transports.base import Deadline, ShutdownBudget, Transport, never
 from gfn_rb.writers.rows import scalar_key, shallow_copy

@@ -1,8 +1,11 @@
+import itertools
 import math
 import os
 import subprocess
 import sys
+import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -10,7 +13,7 @@ from remote.remote_runs import objects
 from statistics_of_draws import chi_square_p
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from gfn_rb import fifo_buffer
+from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.containers.objects import objects_in
 from gfn_rb.remote.feeding import ObjectIndex, Subscriber
 
@@ -62,7 +65,7 @@ def test_orders_agree_with_sorting(policy, changes):
             rb[:]["log_reward"][rb[:]["state"][:, 0] == value] = reward
             held[value] = reward, held[value][1]
         elif action == "sent" and argument in held:
-            index.sent[index.find(objects_in(objects([argument]))), 1] = True
+            index.sent.add(index.find(objects_in(objects([argument]))), 1)
             sent.add(argument)
         elif action == "subscribe":
             index.subscribe(1, terms(policy=policy, fresh=argument))
@@ -95,17 +98,139 @@ def test_softmax_draws_have_their_law():
     assert sorted(fed(index, 3) + fed(index, 3) + fed(index)) == [*range(5)]  # nothing twice
 
 
-def test_only_changed_rows_are_ranked_again(monkeypatch):
-    rb, ranked, rank = fifo_buffer(1000), [], Subscriber._rank
+def sorted_as_before(index, rank, quota):
+    """The rows that a worker is fed, each object once, found by sorting all of them."""
+    subscriber, rows = index.subscribers[rank], torch.arange(len(index.storage))
+    number, reward = index.number[: len(rows)], index.log_reward(rows).double().numpy()
+    to_give = ~index.given.has(number, rank) & (reward > -math.inf)
+    if not subscriber.terms["own"]:
+        to_give &= ~index.sent.has(number, rank)
+    key = {"top": -reward, "newest": -index.arrival[number]}[subscriber.terms["policy"]]
+    order = np.lexsort((rows, -index.arrival[number], key))
+    order = order[to_give[order]]
+    return order[np.sort(np.unique(number[order], return_index=True)[1])][:quota].tolist()
+
+
+@pytest.mark.parametrize("make", [fifo_buffer, reward_prioritized_buffer])
+@pytest.mark.parametrize("most_planned", [2, 8, 1024])
+def test_many_workers_are_fed_what_sorting_all_rows_finds(make, most_planned, monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.feeding._MOST_PLANNED", most_planned)
+    rb, dice, n_fed = make(300), np.random.default_rng(most_planned), 0
+    index = ObjectIndex(rb, 20)
+    for rank in range(20):
+        policy = "top" if rank % 2 else "newest"
+        index.subscribe(rank, terms(policy=policy, own=rank % 3 == 0))
+    read = []
+    monkeypatch.setattr(index, "read", lambda rows: read.append(rows.tolist()))
+    for step in range(400):
+        values = dice.integers(0, 2000, dice.integers(0, 60) if step % 100 < 50 else 1)
+        slots = np.empty(0, int)
+        if len(values := np.unique(values)):  # rewards that are often equal
+            slots = rb.extend(objects(values.tolist(), (values % 7).tolist())).numpy()
+        index.refresh()
+        if step % 5 == 0:
+            rb[:]["log_reward"][dice.integers(len(rb))] = float(dice.integers(8))
+        if step == 150:
+            rb.empty()
+            continue
+        rank, quota = int(dice.integers(20)), int(dice.choice([1, 3, 16, 100]))
+        index.refresh()
+        index.sent.add(index.number[slots[slots >= 0]], rank)
+        expected = sorted_as_before(index, rank, quota)
+        read.clear()
+        index.subscribers[rank].next(quota)
+        assert [row for rows in read for row in rows] == expected
+        n_fed += len(expected)
+    assert n_fed > 1000
+
+
+def plackett_luce(weights, order, changed):
+    """The probability of an order of draws where row 0 changes its weight after the first."""
+    left, p = dict(enumerate(weights)), 1.0
+    for i, row in enumerate(order):
+        p *= left.pop(row) / (left_total := sum(left.values()) + weights[row])
+        if i == 0 and 0 in left:
+            left[0], weights = changed, [changed, *weights[1:]]
+        assert left_total > 0
+    return p
+
+
+@pytest.mark.parametrize("changed", [1.0, 6.0])
+def test_draws_have_their_law_when_rows_change_and_plans_run_out(changed, monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.feeding._MOST_PLANNED", 2)
+    weights, orders = [1.0, 2.0, 3.0, 0.5], [*itertools.permutations(range(4))]
+    rb, counts = fifo_buffer(4), torch.zeros(len(orders))
+    rb.set_rng(torch.Generator().manual_seed(1))
+    rb.extend(objects(range(4)))
+    index = ObjectIndex(rb, 4)
+    for _ in range(1500):
+        rb[:]["log_reward"][:] = torch.tensor(weights).log()
+        index.subscribe(1, terms(policy="softmax"))
+        drawn = fed(index, 1)
+        rb[:]["log_reward"][0] = math.log(changed)
+        counts[orders.index((*drawn, *fed(index, 1), *fed(index, 2)))] += 1
+    law = [plackett_luce(weights, order, changed) for order in orders]
+    assert sum(law) == pytest.approx(1)
+    assert chi_square_p(counts, torch.tensor(law)) > 1e-3
+
+
+def test_only_changed_rows_are_planned_again(monkeypatch):
+    rb, planned, add = fifo_buffer(1000), [], Subscriber._add
     rb.extend(objects(range(1000)))
     index = subscribed(rb)
     monkeypatch.setattr(
-        Subscriber, "_rank", lambda self, row: ranked.append(len(row)) or rank(self, row)
+        Subscriber, "_add", lambda self, row: planned.append(len(row)) or add(self, row)
     )
     for i in range(3):
         fed(index, 4)
         rb.extend(objects(range(1000 + 5 * i, 1005 + 5 * i)))
-    assert ranked == [1000, 5, 5]
+    assert planned == [1000, 5, 5]
+
+
+def test_saved_subscribers_continue_as_restored_ones_do():
+    rb, fed_rows = fifo_buffer(100), []
+    rb.set_rng(torch.Generator().manual_seed(2))
+    rb.extend(objects(range(100)))
+    index = subscribed(rb, policy="softmax")
+    first = fed(index, 10)
+    state, generator = index.state_dict(), rb._rng.get_state()
+    restored = ObjectIndex(rb, 4)
+    restored.load_state_dict(state)
+    for each in (index, restored):
+        rb._rng.set_state(generator)
+        fed_rows.append(fed(each, 10))
+    assert fed_rows[0] == fed_rows[1]
+    assert not {*first} & {*fed_rows[0]}
+
+
+def test_a_byte_per_flag_of_earlier_versions_is_read():
+    rb = fifo_buffer(3)
+    rb.extend(objects(range(3)))
+    index = subscribed(rb)
+    state = index.state_dict()
+    for name in ("sent", "given"):
+        state["index"][name] = torch.zeros(3, 4, dtype=torch.bool)
+    state["index"]["given"][2, 1] = state["index"]["sent"][1, 1] = True
+    index.load_state_dict(state)
+    assert fed(index, 3) == [0]
+
+
+@pytest.mark.slow
+def test_a_thousand_subscribers_take_less_than_a_byte_per_row_each():
+    n, n_ranks = 100_000, 1001
+    rb = fifo_buffer(n)
+    rb.extend(objects(range(n)))
+    tracemalloc.start()
+    index = ObjectIndex(rb, n_ranks)
+    index.refresh()
+    for rank in range(1, n_ranks):
+        index.subscribe(rank, terms(16, ["top", "newest", "softmax"][rank % 3]))
+        assert len(index.subscribers[rank].next()) == 16
+    state = index.state_dict()["index"]
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used / (n * n_ranks) < 1  # with the objects themselves and the saved state
+    assert (state["sent"].nbytes + state["given"].nbytes) / (n * n_ranks) < 0.26
 
 
 def test_slots_that_a_buffer_stores_are_not_given():

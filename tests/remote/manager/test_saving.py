@@ -35,8 +35,8 @@ def test_a_manager_that_is_killed_has_every_row_that_it_answered_for(tmp_path):
     assert again.batches == 2  # which is as of its checkpoint
     index = again._index
     index.refresh()
-    assert index.sent[index.number[1:4], 1].all()  # of the rows that were saved
-    assert not index.sent[index.number[4:8]].any()  # nobody knows who sent those that came later
+    assert index.sent.has(index.number[1:4], 1).all()  # of the rows that were saved
+    assert not index.sent.packed[index.number[4:8]].any()  # nobody knows who sent those that came later
     manager.buffer.journal.close()
     again.buffer.journal.close()
 

@@ -21,7 +21,7 @@ def test_duplicates_are_dropped_on_arrival():
 
 
 def test_only_the_objects_fed_last_are_remembered(monkeypatch):
-    monkeypatch.setattr("gfn_rb.remote.feeding._REMEMBERED", 2)
+    monkeypatch.setattr("gfn_rb.remote.subscription._REMEMBERED", 2)
     subscription = Subscription(fifo_buffer(1), 3)
     assert subscription.receive(objects([1, 2, 3]), None) == 0
     assert subscription.receive(objects([1]), None) == 1  # though it was never seen to be held
