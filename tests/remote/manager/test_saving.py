@@ -36,7 +36,7 @@ def test_a_manager_that_is_killed_has_every_row_that_it_answered_for(tmp_path):
     index = again._index
     index.refresh()
     assert index.sent.has(index.number[1:4], 1).all()  # of the rows that were saved
-    assert not index.sent.packed[index.number[4:8]].any()  # nobody knows who sent those that came later
+    assert not index.sent.packed[index.number[4:8]].any()  # nobody knows whose those are
     manager.buffer.journal.close()
     again.buffer.journal.close()
 
