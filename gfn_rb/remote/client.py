@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from tensordict import TensorDictBase
 
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 # Batch numbers grow over all workers of a transport, one after another: an answer that comes late
 # for one worker names no batch of the next.
 _NUMBERS: WeakKeyDictionary[Transport, Iterator[int]] = WeakKeyDictionary()
+# The worker that is connected over each transport: another one would take its replies.
+_OPEN: WeakKeyDictionary[Transport, ref[ManagerClient]] = WeakKeyDictionary()
 
 
 class ManagerClient:
@@ -77,6 +80,7 @@ class ManagerClient:
         self._errors: list[RemoteError] = []
         self._quota = 0  # rows to be fed with each batch
         self._n_batches = 0
+        self._told_alive = -math.inf  # when, by the monotonic clock
         self._numbers = _NUMBERS.setdefault(transport, count(1))
 
     def _feed(self, rows: TensorDictBase) -> None:
@@ -133,6 +137,21 @@ class ManagerClient:
             self._lose_overdue()
         return True
 
+    def keep_alive(self) -> None:
+        """Tell the managers that this worker is alive, without waiting.
+
+        Call it at least once per ``timeout`` during long work without :meth:`extend`. It sends at
+        most four messages per ``timeout`` to a manager, and nothing while not connected.
+        """
+        if self._hello is None or time.monotonic() - self._told_alive < self._timeout / 4:
+            return
+        self._told_alive = time.monotonic()
+        for rank in self.managers:
+            try:
+                self._channel.send(rank, DATA_TAG, Kind.ALIVE)
+            except PeerLostError as error:
+                self._lose(rank, str(error))
+
     def _settle(self, limit: Deadline) -> None:
         """Wait until all batches are answered, and count those that are not in time as lost."""
         start = time.monotonic()
@@ -147,13 +166,32 @@ class ManagerClient:
                 return
             self._lose(share.manager, f"it did not answer within {self._timeout:g} s")
 
+    def _open(self) -> None:
+        """Reserve the transport for this worker, or raise if another one uses it."""
+        transport = self._channel.transport
+        reserved = _OPEN.get(transport)
+        other = None if reserved is None else reserved()
+        if other is not None and other is not self:
+            raise ArgumentError(
+                f"transport of rank {transport.rank} already has a connected worker, expected one "
+                "at a time: close() that one first, or give each worker its own transport"
+            )
+        _OPEN[transport] = ref(self)
+
+    def _release(self) -> None:
+        """Let another worker use the transport."""
+        _OPEN.pop(self._channel.transport, None)
+
     # Sending.
 
     def _greet(self, terms: dict[str, Any] | None) -> None:
         """Connect to all managers, with the terms of a subscription."""
         self._quota = 0 if terms is None else terms["quota"]
         form = self._channel.row_form
-        self._hello = {"protocol": PROTOCOL, "subscription": terms, "rows": form}
+        # An object has one owner only if all ranks name the same managers: each manager compares.
+        managers = sorted(self.membership)
+        self._hello = {"protocol": PROTOCOL, "managers": managers, "rows": form}
+        self._hello["subscription"] = terms
         deadline = Deadline(self._timeout, self._shutdown)
         for rank, answer in self._ask_all(Kind.HELLO, self._hello, deadline).items():
             if answer is None:
@@ -218,6 +256,7 @@ class ManagerClient:
     def _leave(self, limit: Deadline) -> None:
         """Say goodbye to all managers."""
         start = time.monotonic()
+        self._hello = None  # nothing follows: a manager would take this worker for one that is back
         answers = self._ask_all(Kind.GOODBYE, {}, limit)
         for rank, answer in answers.items():
             try:

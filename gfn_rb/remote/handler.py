@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -68,6 +68,7 @@ class MessageHandler:
         workers: Membership,
         drops_duplicates: bool,
         below: float | None,
+        managers: Sequence[int],
     ) -> None:
         self.transport = channel.transport
         self.buffer = buffer
@@ -75,6 +76,7 @@ class MessageHandler:
         self._name = f"manager {self.transport.rank}"
         self._channel, self._score, self._baseline = channel, score, baseline
         self._workers = workers
+        self._managers = sorted(managers)  # as workers name them: owners of objects depend on it
         self._senders = {rank: SenderStatistics() for rank in workers}
         self._index = None if buffer is None else ObjectIndex(buffer, self.transport.size)
         if buffer is not None:
@@ -86,6 +88,7 @@ class MessageHandler:
             Kind.HELLO: self._hello,
             Kind.ITEMS: self._items,
             Kind.GOODBYE: self._goodbye,
+            Kind.ALIVE: lambda frame: None,  # that it came is all it says
         }
 
     def _receive(self, envelope: Envelope) -> None:
@@ -152,6 +155,12 @@ class MessageHandler:
             self._lose(frame.source, "it speaks another version", "refused")
             spoken = f"it speaks protocol {version!r:.80}"
             raise ArgumentError(f"{spoken}, this manager speaks {PROTOCOL}")
+        if (theirs := frame.meta.get("managers")) != self._managers:
+            self._lose(frame.source, "it names other managers", "refused")
+            raise ArgumentError(
+                f"managers must be the same on all ranks, got {theirs!r:.200} on worker "
+                f"{frame.source} and {self._managers} on manager {self.transport.rank}"
+            )
         if terms is not None:
             if self._index is None:
                 raise ArgumentError(

@@ -61,9 +61,10 @@ class ReplayBufferManager(MessageHandler):
         baseline: strategy of the baseline, an object for this manager alone. Default: the lowest
             log-reward of a full buffer.
         workers: ranks that send items. Default: all ranks but the managers.
-        managers: ranks of all managers. Default: this rank alone. Each manager keeps the objects it
-            owns. If managers keep the best items, ``ManagerQueries.items`` returns as many as the
-            buffer of one has room for.
+        managers: ranks of all managers, the same on all ranks; a worker that names others is
+            refused. Default: this rank alone. Each manager keeps the objects it owns. If managers
+            keep the best items, ``ManagerQueries.items`` returns as many as the buffer of one has
+            room for.
         duplicates: ``"drop"`` drops items whose object (terminating state and condition) is stored,
             and ``"keep"`` stores them. Transitions identify no object and are always stored.
         metadata: function of the manager that returns further values for metadata queries, which
@@ -128,7 +129,10 @@ class ReplayBufferManager(MessageHandler):
         channel = FrameChannel(transport, compact or compact_rows_of(buffer), _MAX_ROWS)
         baseline = Baseline() if baseline is None else baseline
         drops = duplicates == "drop"
-        super().__init__(channel, buffer, score, baseline, members, drops, log_reward_below)
+        everyone = [transport.rank] if managers is None else managers
+        super().__init__(
+            channel, buffer, score, baseline, members, drops, log_reward_below, everyone
+        )
         self._metadata = metadata
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._secret = secret

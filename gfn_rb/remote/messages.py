@@ -17,7 +17,7 @@ from torch import Tensor
 from gfn_rb.errors import ArgumentError, RemoteError, ShapeError
 from gfn_rb.transports.base import Deadline
 
-PROTOCOL: Final = 5  # raised by each change that makes two sides misunderstand each other
+PROTOCOL: Final = 6  # raised by each change that makes two sides misunderstand each other
 
 DATA_TAG: Final = 0  # items, scores and fed items
 METADATA_TAG: Final = 1  # questions of any rank, and their answers
@@ -34,6 +34,7 @@ class Kind(IntEnum):
     METADATA = 6  # any rank asks a manager for its state
     CHECKPOINT = 7  # any rank asks a manager to save
     HELD = 8  # any rank asks a manager for the rows that it keeps
+    ALIVE = 9  # worker, without an answer: it is alive and has nothing to send
 
 
 Scores = dict[str, float | Tensor]

@@ -57,8 +57,10 @@ class ReplayBufferWorker(ManagerClient):
     form.
 
     Args:
-        transport: transport to the managers, for one worker at a time.
-        manager: rank of the manager, or ranks of all managers, the same on all workers.
+        transport: transport to the managers, for one connected worker at a time. Close it before
+            another one connects.
+        manager: rank of the manager, or ranks of all managers in any order. A manager refuses a
+            worker that names other managers than the manager itself does.
         buffer: the local buffer; None to keep nothing.
         mode: ``"awaited"`` sends a batch and waits for its reply: scores are those of the added
             items. ``"deferred"`` reads the reply at the next add, so that the manager works while
@@ -154,13 +156,20 @@ class ReplayBufferWorker(ManagerClient):
         """Connect to the managers, without those that are lost. The first add does so too.
 
         Raises:
+            ArgumentError: another worker is connected over the transport.
             TransportTimeoutError: a rank does not answer, so it is not a manager.
-            RemoteError: a manager refuses the subscription or this version.
+            RemoteError: a manager refuses the subscription, the list of managers or this version.
             WireError: a rank uses another version.
         """
-        if not self._connected:
+        if self._connected:
+            return
+        self._open()
+        try:
             self._greet(None if self.subscription is None else self.subscription.terms())
             self._connected = True
+        finally:
+            if not self._connected:
+                self._release()
 
     def add(self, item: TensorDictBase) -> Reply | None:
         """Add one item of batch size [], as :meth:`extend` adds several."""
@@ -282,6 +291,7 @@ class ReplayBufferWorker(ManagerClient):
         finally:
             self._leave(limit)
             self._connected = False
+            self._release()
 
     def __enter__(self) -> ReplayBufferWorker:
         self.connect()

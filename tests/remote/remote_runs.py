@@ -14,7 +14,7 @@ from gfn_rb.transports.local import LocalTransport
 
 LIMIT = 20.0  # seconds that no thread of a test ever takes
 MODES = ["awaited", "deferred", "nonblocking"]
-WELCOME = {"protocol": PROTOCOL, "baseline": None, "rows": None}
+WELCOME = {"protocol": PROTOCOL, "managers": [0], "baseline": None, "rows": None}
 
 
 @contextmanager
@@ -66,7 +66,7 @@ class Client:
 
     def subscribe(self, **terms):
         terms = {"quota": 2, "policy": "top", "own": False, "fresh": True, **terms}
-        return self.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+        return self.ask(Kind.HELLO, {"protocol": PROTOCOL, "managers": [0], "subscription": terms})
 
 
 def managed(buffer=None, score=None, n=3, **kwargs):

@@ -1,5 +1,6 @@
 """What goes wrong on one rank is noticed, named in a log line, and survived by the others."""
 
+import gc
 import threading
 import time
 
@@ -20,6 +21,7 @@ from remote.remote_runs import (
 from gfn_rb import fifo_buffer
 from gfn_rb.codec.frames import encode_frame
 from gfn_rb.codec.layout import VERSION, Prefix
+from gfn_rb.errors import ArgumentError, RemoteError
 from gfn_rb.remote import (
     ReplayBufferManager,
     ReplayBufferWorker,
@@ -48,6 +50,17 @@ def pair(mode="nonblocking", local=None, score=None, **options):
     manager = ReplayBufferManager(mine, fifo_buffer(99), score)
     options = {"mode": mode, "timeout": LIMIT, **options}
     return manager, ReplayBufferWorker(theirs, 0, local, **options)
+
+
+def serve_until(done, *managers):
+    """Serve in a thread, also when all workers have left for the moment."""
+
+    def serve():
+        while not done.is_set():
+            for manager in managers:
+                manager.step(0.01)
+
+    return serve
 
 
 def settle(manager):
@@ -215,6 +228,54 @@ def test_a_worker_that_is_to_stop_waits_a_second_for_a_manager_that_hangs(caplog
     statistics = worker.statistics
     assert (statistics.offered, statistics.sent, statistics.lost) == (3, 3, 3)
     assert "s, before manager 0 answered" in caplog.text
+
+
+def test_a_worker_with_another_list_of_managers_is_refused_on_both_sides(caplog):
+    """Otherwise two managers would each hold objects of the other, and nothing would say so."""
+    transports = group(4)
+    managers = [
+        ReplayBufferManager(t, fifo_buffer(99), managers=[1, 0], workers=[2, 3])
+        for t in transports[:2]
+    ]
+    same = ReplayBufferWorker(transports[2], [0, 1], timeout=LIMIT)
+    other = ReplayBufferWorker(transports[3], [0], timeout=LIMIT)
+    why = r"managers must be the same on all ranks, got \[0\] on worker 3 and \[0, 1\] on manager 0"
+    done = threading.Event()
+    with threads(serve_until(done, *managers)):
+        with pytest.raises(RemoteError, match=why):
+            other.extend(objects(range(100)))
+        with same:
+            same.extend(objects(range(100)))
+        corrected = ReplayBufferWorker(transports[3], [1, 0], timeout=LIMIT)
+        with corrected:
+            corrected.extend(objects(range(100)))
+        done.set()
+    assert caplog.text.count("got [0] on worker 3") == 1
+    held = [values_of(manager.buffer) for manager in managers]
+    assert sorted(held[0] + held[1]) == [*range(100)]
+
+
+def test_a_second_worker_on_a_transport_is_refused_while_the_first_is_connected():
+    """Otherwise one would receive the replies of the other, which would lose its manager."""
+    mine, theirs = group(2)
+    manager = ReplayBufferManager(mine, fifo_buffer(99))
+    first, second = (ReplayBufferWorker(theirs, 0, timeout=LIMIT) for _ in range(2))
+    why, done = "transport of rank 1 already has a connected worker", threading.Event()
+    with threads(serve_until(done, manager)):
+        first.extend(objects([1]))
+        with pytest.raises(ArgumentError, match=why):
+            second.extend(objects([2]))
+        assert first.extend(objects([3])).outcomes["stored"] == 1
+        first.close()
+        second.connect()
+        with pytest.raises(ArgumentError, match=why):
+            first.connect()
+        assert second.extend(objects([2])).outcomes["stored"] == 1
+        del second  # one that is dropped without close() reserves nothing
+        gc.collect()
+        with first:
+            pass
+        done.set()
 
 
 def test_frames_of_strangers_are_ignored(caplog):

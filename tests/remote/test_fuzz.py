@@ -110,7 +110,11 @@ ASKED = [
     *[(Kind.ITEMS, ITEMS, True)] * 4,
     *[(Kind.ITEMS, {**ITEMS, "quota": 2}, True)] * 2,
     (Kind.ITEMS, {**ITEMS, "quota": 0}, True),
-    (Kind.HELLO, {"protocol": PROTOCOL, "subscription": TERMS, "rows": None}, False),
+    (
+        Kind.HELLO,
+        {"protocol": PROTOCOL, "managers": [0, 1], "subscription": TERMS, "rows": None},
+        False,
+    ),
     (Kind.METADATA, {}, False),
     (Kind.HELD, {}, False),
     (Kind.GOODBYE, {}, False),
@@ -188,7 +192,11 @@ class Scene:
     def go_on(self, i: int) -> None:
         """Have the hostile one listened to again now and then, and ask honestly."""
         if i % 5 == 0:
-            hello = {"protocol": PROTOCOL, "subscription": None if self.rb is None else TERMS}
+            hello = {
+                "protocol": PROTOCOL,
+                "managers": [0, 1],
+                "subscription": None if self.rb is None else TERMS,
+            }
             self.hostile.send(0, DATA_TAG, Kind.HELLO, hello)
         if i % 20 == 0:
             self.ask_honestly()

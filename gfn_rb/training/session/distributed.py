@@ -46,7 +46,7 @@ from gfn_rb.training.session.rank_hooks import (
 )
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
-from gfn_rb.transports.base import SHUTDOWN_SECONDS, ShutdownBudget
+from gfn_rb.transports.base import SHUTDOWN_SECONDS, ShutdownBudget, never
 from gfn_rb.transports.launch import Launch
 
 log = logging.getLogger(__name__)
@@ -137,10 +137,12 @@ def run_rank(
                 everyone.gather()
                 everyone.share()
         else:
-            told = Star(transport, roles.workers, silence, shutdown)
-            sends = None
+            sends: ManagerHooks | None = None
+            waiting: Callable[[], object] = never
             if roles.managers:
                 sends = ManagerHooks(config, transport, roles, shutdown.stopped)
+                waiting = sends.keep_alive
+            told = Star(transport, roles.workers, silence, shutdown, waiting)
             result = _train(config, told, everyone, roles, sends, folder, stop)
     except RefusedError as error:
         told.fail(str(error), error.code)

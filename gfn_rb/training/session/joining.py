@@ -23,7 +23,7 @@ from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import GlooTransport, MPITransport, Transport
-from gfn_rb.transports.base import Deadline, ShutdownBudget
+from gfn_rb.transports.base import Deadline, ShutdownBudget, never
 from gfn_rb.transports.gloo import meet
 from gfn_rb.transports.launch import Launch, launched
 
@@ -47,8 +47,10 @@ class Star:
     Args:
         transport: transport of all ranks.
         ranks: the ranks that take part.
-        timeout: seconds that the first rank waits for a message of each other one.
+        timeout: seconds that the first rank waits for the messages of all others together. The
+            others wait for the first rank twice as long, whatever the number of ranks.
         shutdown: waiting time left once this rank is to stop.
+        waiting: called at least ten times per second while this rank waits; nothing by default.
     """
 
     def __init__(
@@ -57,13 +59,15 @@ class Star:
         ranks: Sequence[int],
         timeout: float,
         shutdown: ShutdownBudget | None = None,
+        waiting: Callable[[], object] = never,
     ) -> None:
         self._transport, self._shutdown = transport, shutdown or ShutdownBudget()
         self._channel = FrameChannel(transport)
         self._first, *self.others = sorted(ranks)
         self.is_first = transport.rank == self._first
-        # The first rank may have waited for each other one before it answers.
-        self._timeout = timeout if self.is_first else timeout * len(ranks)
+        # The first rank may begin to wait when the others have waited this long already.
+        self._timeout = timeout if self.is_first else 2 * timeout
+        self._waiting = waiting
 
     def gather(
         self, meta: dict[str, Any] | None = None, rows: TensorDict | None = None
@@ -75,7 +79,8 @@ class Star:
             RefusedError: a rank has failed, and says why itself.
         """
         if self.is_first:
-            return [self._receive(rank) for rank in self.others]
+            deadline = self._deadline()  # one for all: it does not grow with the ranks
+            return [self._receive(rank, deadline) for rank in self.others]
         self._send([self._first], _MESSAGE, meta, rows)
         return []
 
@@ -86,7 +91,7 @@ class Star:
         if self.is_first:
             self._send(self.others, _MESSAGE, meta, rows)
             return meta or {}, rows
-        message = self._receive(self._first)
+        message = self._receive(self._first, self._deadline())
         return message.meta, message.rows
 
     def fail(self, why: str, code: int = 1) -> None:
@@ -117,10 +122,14 @@ class Star:
             )
         )
 
-    def _receive(self, rank: int) -> ReceivedFrame:
-        deadline, found = Deadline(self._timeout, self._shutdown), list[ReceivedFrame]()
+    def _deadline(self) -> Deadline:
+        return Deadline(self._timeout, self._shutdown)
+
+    def _receive(self, rank: int, deadline: Deadline) -> ReceivedFrame:
+        found = list[ReceivedFrame]()
 
         def has_come(seconds: float) -> bool:
+            self._waiting()
             if (message := self._channel.receive(rank, TAG, seconds)) is not None:
                 found.append(message)
             return bool(found)

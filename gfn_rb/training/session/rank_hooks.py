@@ -168,6 +168,7 @@ class ManagerHooks:
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> TensorDictBase | None:
         """Put items into the buffer of the run and send them; return what was fed."""
         self.worker.extend(items)
+        self.worker.keep_alive()  # which may send a batch only once in many steps
         if self._ends_run:
             for rank, why in self.worker.lost.items():
                 raise WorkerError(f"rank {rank} is lost: {why}")
@@ -175,6 +176,11 @@ class ManagerHooks:
         if fed is None or self._config.average_gradients:
             return None  # averaged gradients are of everybody's items, in step
         return fed.to(self._config.device)
+
+    def keep_alive(self) -> None:
+        """Tell the managers that this rank is alive, while it waits for other ranks that train."""
+        if hasattr(self, "worker"):
+            self.worker.keep_alive()
 
     def saving(self) -> None:
         """Wait for the replies of managers: killed from here on, they have what is saved here."""
@@ -187,11 +193,10 @@ def longest_silence(config: TrainConfig, roles: RankRoles) -> float:
     return config.patience * (2 if roles.managers else 1)
 
 
-def worker_silence(config: TrainConfig, roles: RankRoles) -> float:
+def worker_silence(config: TrainConfig) -> float:
     """Return how long a worker that lives may say nothing to its managers, in seconds."""
-    # The first waits for each other one in turn, and the rest for it.
-    n_waits = len(roles.workers) if len(roles.workers) > 1 else 0
-    return config.patience + longest_silence(config, roles) * n_waits
+    # Workers that wait for others say so: see ManagerHooks.keep_alive.
+    return 2 * config.patience
 
 
 def make_manager(
@@ -214,7 +219,7 @@ def make_manager(
         managers=roles.managers,
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, every),
-        worker_timeout=worker_silence(config, roles),
+        worker_timeout=worker_silence(config),
         rows=one.to_tensordict().set(POLICY_VERSION, torch.zeros_like(one.length)),
         secret=secret,
     )

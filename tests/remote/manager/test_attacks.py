@@ -73,12 +73,18 @@ def test_what_cannot_even_be_refused_ends_nothing(caplog):
 
 def test_a_subscription_nested_deep_can_be_saved_around(tmp_path):
     scene, deep = Scene(fifo_buffer(9), checkpoint=tmp_path / "m.ckpt"), nested(500)
-    hello = {"protocol": PROTOCOL, "subscription": {"quota": 1, "policy": "top", "more": deep}}
+    hello = {
+        "protocol": PROTOCOL,
+        "managers": [0],
+        "subscription": {"quota": 1, "policy": "top", "more": deep},
+    }
     assert scene.attack(Kind.HELLO, hello).kind == Kind.HELLO
     scene.manager.save()
     scene.manager.load()
     for terms in ({"quota": 1, "policy": deep}, {"quota": deep}, deep):
-        answer = scene.attack(Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+        answer = scene.attack(
+            Kind.HELLO, {"protocol": PROTOCOL, "managers": [0], "subscription": terms}
+        )
         assert message_of(answer).startswith("ArgumentError: ")
     assert scene.attack(Kind.HELLO, {"protocol": deep}).kind == Kind.ERROR
     scene.check_alive()
@@ -238,7 +244,7 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
     }[place]
     kind, meta, tag = Kind.ITEMS, {"id": 3}, DATA_TAG
     if place == "subscribe":
-        kind, meta = Kind.HELLO, {"protocol": PROTOCOL, "subscription": {}}
+        kind, meta = Kind.HELLO, {"protocol": PROTOCOL, "managers": [0], "subscription": {}}
     if place == "metadata":
         kind, tag = Kind.METADATA, METADATA_TAG
     if place == "feed":

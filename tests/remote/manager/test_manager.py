@@ -55,13 +55,13 @@ def test_what_stands_for_no_object_is_refused_before_it_is_stored(duplicates):
 def test_the_baseline_is_told():
     rb = fifo_buffer(3)
     manager, one, other = managed(rb)
-    hello = one.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": None})
+    hello = one.ask(Kind.HELLO, {"protocol": PROTOCOL, "managers": [0], "subscription": None})
     assert hello.kind == Kind.HELLO
     assert hello.meta["baseline"] is None
     assert one.send(objects([4, 6])).meta["baseline"] == 4.0  # of batch minima
     assert other.send(objects([5, 7])).meta["baseline"] == 5.0  # of the full buffer: 5, 6, 7
     assert manager.baseline == 5.0
-    late = other.ask(Kind.HELLO, {"protocol": PROTOCOL, "subscription": None})
+    late = other.ask(Kind.HELLO, {"protocol": PROTOCOL, "managers": [0], "subscription": None})
     assert late.meta["baseline"] == 5.0
 
 
@@ -73,7 +73,11 @@ def test_the_baseline_is_told():
         (Kind.ITEMS, {}, "a frame of items holds none"),
         (Kind.HELLO, {"protocol": 99}, f"it speaks protocol 99, this manager speaks {PROTOCOL}"),
         (Kind.HELLO, {}, "it speaks protocol None"),
-        (Kind.HELLO, {"protocol": PROTOCOL, "subscription": 3}, "subscription must be terms"),
+        (
+            Kind.HELLO,
+            {"protocol": PROTOCOL, "managers": [0], "subscription": 3},
+            "subscription must be terms",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(caplog, kind, meta, message):
@@ -94,7 +98,7 @@ def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(cap
     assert manager.finished
     assert one.send(objects([1])) is None
     assert len(rb) == 0
-    one.ask(Kind.HELLO, {"protocol": PROTOCOL})
+    one.ask(Kind.HELLO, {"protocol": PROTOCOL, "managers": [0]})
     assert one.send(objects([1])).meta["outcomes"]["stored"] == 1
 
 
@@ -125,7 +129,7 @@ def test_it_is_finished_when_all_workers_have_said_goodbye():
 
 def test_silent_workers_are_lost(caplog):
     manager, one, _ = managed(worker_timeout=0.05)
-    one.ask(Kind.HELLO, {"protocol": PROTOCOL})
+    one.ask(Kind.HELLO, {"protocol": PROTOCOL, "managers": [0]})
     manager.run(timeout=5.0)
     assert manager.finished
     assert "worker 1 is lost: it has been silent for too long; going on with" in caplog.text

@@ -27,6 +27,7 @@ from gfn_rb.training import FeedOptions, LineConfig, ManagersOptions, SearchOpti
 from gfn_rb.training.options import SendName
 from gfn_rb.training.session.distributed import check_journals, run_with_threads
 from gfn_rb.training.session.folder import RunFolder
+from gfn_rb.training.session.joining import Star
 from gfn_rb.training.session.rank_hooks import (
     PERCENTILES,
     ManagerHooks,
@@ -282,12 +283,27 @@ def test_a_manager_saves_as_often_as_its_workers(size, send_every, expected, tmp
 
 
 def test_ranks_that_train_have_time_to_lose_their_manager_first(tmp_path):
-    managed, alone = roles_of(4), roles_of(2)
-    assert longest_silence(CONFIG, assign_roles(4, 0)) == CONFIG.patience
-    assert longest_silence(CONFIG, managed) > CONFIG.patience
-    assert worker_silence(CONFIG, alone) == CONFIG.patience
-    # Each but one of three workers may be waited for in vain, and all the others are silent then.
-    assert worker_silence(CONFIG, managed) > 2 * longest_silence(CONFIG, managed)
+    for size in (4, 1000):  # whatever the number of ranks
+        assert longest_silence(CONFIG, assign_roles(size, 0)) == CONFIG.patience
+        assert longest_silence(CONFIG, assign_roles(size, 1)) == 2 * CONFIG.patience
+    assert worker_silence(CONFIG) == 2 * CONFIG.patience
+
+
+def test_a_worker_that_waits_for_other_ranks_is_not_silent_to_its_manager(tmp_path):
+    config = replace(CONFIG, patience=1.0)
+    roles = roles_of(3)  # ranks 0 and 1 train, and rank 2 manages
+    group = LocalTransport.group(3, timeout=60.0)
+    manager = make_manager(config, group[2], roles, RunFolder(tmp_path, 2))
+    hooks = ManagerHooks(config, group[0], roles)
+    trainer = Trainer(config, hooks=Hooks(hooks.replayed, hooks.store))
+    star = Star(group[0], roles.workers, 3.5, waiting=hooks.keep_alive)
+    with threads(manager.run):
+        trainer.step()
+        with pytest.raises(WorkerError, match=r"rank 1 is lost: it sent nothing within 3\.5 s"):
+            star.gather()
+        state = {rank: each.state for rank, each in manager._workers.items()}
+        assert state == {0: "active", 1: "lost"}  # which was silent for 2 s
+        hooks.worker.close()
 
 
 def test_a_lost_manager_ends_the_run(tmp_path):

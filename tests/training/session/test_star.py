@@ -79,6 +79,19 @@ def test_a_lost_rank_ends_all_others_and_one_says_so(lost, is_silent):
     assert second.code == 1
 
 
+def test_the_ranks_share_one_deadline_however_many_they_are():
+    ranks, _ = stars(6, timeout=0.5)
+    timers = [threading.Timer(0.3 * rank, ranks[rank].gather) for rank in range(1, 6)]
+    for timer in timers:
+        timer.start()
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match=r"rank 2 is lost: it sent nothing within 0\.5 s"):
+        ranks[0].gather()
+    assert time.monotonic() - start < 20.0
+    for timer in timers:
+        timer.join()
+
+
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_rank_that_fails_ends_the_others_which_say_nothing(failing):
     ranks, _ = stars(3)
