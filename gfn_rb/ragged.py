@@ -36,8 +36,11 @@ from gfn_rb.ragged_rows import (
     in_words,
     lengths_of,
     mask_of,
+    masks_of,
     padded_entry,
+    require_named_mask,
     stacked,
+    with_masks,
 )
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage, RowEntry, require_same_entries
@@ -66,6 +69,9 @@ class RaggedStorage(EncodedStorage):
             another entry of this dict that has the same length in each row.
         text: entries among ``ragged`` that are strings, stored as UTF-8; their highest length is
             one of bytes. Rows have strings; writers see the bytes.
+        mask: entry of rows that is the mask of padded tokens, such as ``"attention_mask"``, or a
+            dict from entries of ``ragged`` to their masks. It is read as integers or bool, with
+            padding at either end, and returned as int64 beside ``tokens_mask``.
         page_size: number of elements in a page; None chooses it by the highest length.
         device: device of the rows.
 
@@ -81,12 +87,14 @@ class RaggedStorage(EncodedStorage):
         ragged: Mapping[NestedKey, int | NestedKey],
         *,
         text: Sequence[NestedKey] = (),
+        mask: NestedKey | Mapping[NestedKey, NestedKey] | None = None,
         page_size: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         require_kind("ragged", ragged, Mapping)
         self.page_size = None if page_size is None else as_count("page_size", page_size)
         self._limit, self._groups = groups_of(ragged)
+        self.masks = masks_of(mask, [*self._groups])
         # Of each entry that differs in length, the entry whose lengths it has.
         self.ragged = {name: key for key, group in self._groups.items() for name in group}
         # Of each entry of a content that holds such values, the entry of the lengths.
@@ -130,10 +138,14 @@ class RaggedStorage(EncodedStorage):
             ShapeError: an entry has another dtype or shape than the stored one, a row is too long,
                 or entries of one length differ in length.
         """
-        columns, rows, entries = columns_of(data), {}, dict[NestedKey, RowEntry]()
+        columns = with_masks(columns_of(data), self.masks)
+        rows, entries = {}, dict[NestedKey, RowEntry]()
         beside = {each for name in self.ragged for each in (name, mask_key(name), length_key(name))}
         for name in (name for name in columns if name not in beside):
             rows[name] = each = stacked(name, columns[name])
+            if not self.initialized:
+                for key in self._groups:
+                    require_named_mask(name, each, key, columns)
             entries[name] = each.shape[1:], each.dtype
         for key, group in self._groups.items():
             came, own = {}, {}
@@ -162,7 +174,8 @@ class RaggedStorage(EncodedStorage):
 
     def hashes(self, data: Rows, name: NestedKey) -> Int64[Tensor, "n 2"]:
         """Return integers of rows in any form, equal exactly where an entry in ragged is."""
-        return hashed_rows(*self._read(name, columns_of(data), len(data)))
+        columns = with_masks(columns_of(data), self.masks)
+        return hashed_rows(*self._read(name, columns, len(data)))
 
     def _read(
         self, name: NestedKey, columns: dict[NestedKey, Any], n: int
@@ -265,7 +278,10 @@ class RaggedStorage(EncodedStorage):
 
     def get(self, index: Any) -> Any:
         """Return padded rows; of a single slot, entries of its length."""
-        return self._padded(super().get(index), self.text)
+        rows = self._padded(super().get(index), self.text)
+        for key, mask in self.masks.items():
+            rows.set(mask, rows.get(mask_key(key)).long())
+        return rows
 
     def padded_rows(self, index: Any) -> TensorDictBase:
         """Return padded rows, text in bytes."""

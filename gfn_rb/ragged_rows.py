@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gfn_rb.arguments import as_count, kind_of, require_key, shown
 from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.keys import length_key, mask_key
+from gfn_rb.keys import is_mask_key, length_key, mask_key
 from gfn_rb.shapes import Bool, Int, Int64, Rows, Shaped
 from gfn_rb.torchrl_compat import entry_of
 
@@ -59,6 +59,56 @@ def columns_of(data: Rows) -> dict[NestedKey, Any]:
     rows = data.tensordicts
     names = data.keys(True, True, is_leaf=is_leaf_nontensor)
     return {name: [entry_of(row, name) for row in rows] for name in names}
+
+
+def masks_of(
+    mask: NestedKey | Mapping[NestedKey, NestedKey] | None, ragged: Sequence[NestedKey]
+) -> dict[NestedKey, NestedKey]:
+    """Return the mask of each entry that has one of another name than ``mask_key``."""
+    if mask is None:
+        return {}
+    if not isinstance(mask, Mapping):
+        require_key("mask", mask)
+        if len(ragged) > 1:
+            raise ArgumentError(
+                f"mask must be a dict from entries to their masks, got {mask!r} for {[*ragged]}"
+            )
+        mask = dict.fromkeys(ragged, mask)
+    for name, of in mask.items():
+        require_key(f"mask[{name!r}]", of)
+        if unravel_key(name) not in ragged:
+            raise ArgumentError(f"mask must name entries with a length, {[*ragged]}, got {name!r}")
+    return {unravel_key(name): unravel_key(of) for name, of in mask.items()}
+
+
+def with_masks(
+    columns: dict[NestedKey, Any], masks: Mapping[NestedKey, NestedKey]
+) -> dict[NestedKey, Any]:
+    """Return entries in which masks have the name that ``mask_key`` gives, if none has it yet."""
+    named = {name: each for name, each in columns.items() if name not in {*masks.values()}}
+    for key, mask in masks.items():
+        if mask in columns and not {mask_key(key), length_key(key)} & named.keys():
+            value = columns[mask]
+            is_list = isinstance(value, list)
+            named[mask_key(key)] = pad_sequence(value, batch_first=True) if is_list else value
+    return named
+
+
+def require_named_mask(
+    name: NestedKey, value: Tensor, key: NestedKey, columns: Mapping[NestedKey, Any]
+) -> None:
+    """Raise if an entry of one shape looks like the mask of rows whose padding is not known."""
+    rows = columns.get(key)
+    if (
+        is_mask_key(name)
+        and isinstance(rows, Tensor)
+        and not {mask_key(key), length_key(key)} & columns.keys()
+        and value.shape == rows.shape[:2]
+    ):
+        raise ShapeError(
+            f"key {name!r} looks like the mask of {key!r}, whose padding would be stored: pass "
+            f"RaggedStorage(..., mask={{{key!r}: {name!r}}}), or name {name!r} in ragged"
+        )
 
 
 def stacked(name: NestedKey, column: Any) -> Tensor:
@@ -111,14 +161,31 @@ def padded_entry(
     if (came := columns.get(mask_key(beside))) is None:
         return value, torch.full((n,), width)
     mask = stacked(mask_key(beside), came).cpu()
-    is_mask = mask.dtype == torch.bool and mask.shape == (n, width)
-    length = lengths_of(mask) if is_mask else mask
-    if not is_mask or int(length.sum()) != np.count_nonzero(mask.numpy()):
+    is_mask = mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
+    if mask.shape != (n, width) or not is_mask:
         raise ShapeError(
-            f"key {mask_key(beside)!r} must be bool [n, {width}], true up to the end of each row, "
-            f"got {mask.dtype} of shape {tuple(mask.shape)}"
+            f"key {mask_key(beside)!r} must be a mask [n, {width}] of 0 and 1, got {shown(mask)} "
+            f"of shape {tuple(mask.shape)}"
         )
-    return value, length
+    length = lengths_of(mask := mask.bool())
+    if int(length.sum()) == np.count_nonzero(mask.numpy()):
+        return value, length
+    return _from_start(mask_key(beside), value, mask)
+
+
+def _from_start(
+    name: NestedKey, value: Shaped[Tensor, "n T *E"], mask: Bool[Tensor, "n T"]
+) -> tuple[Shaped[Tensor, "n T *E"], Int64[Tensor, "n"]]:
+    """Move rows that are padded at their start, as prompts are, to the start; return lengths."""
+    begins = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    if int(begins.sum(1).max()) > 1:
+        raise ShapeError(
+            f"key {name!r} must be true for one run of elements in each row, got gaps in "
+            f"{shown(mask.int()[begins.sum(1).argmax()].tolist())}"
+        )
+    place = (torch.arange(mask.shape[1]) + mask.int().argmax(1)[:, None]) % mask.shape[1]
+    place = place.to(value.device)[(..., *[None] * (value.ndim - 2))].expand_as(value)
+    return value.gather(1, place), mask.sum(1)
 
 
 def in_bytes(name: NestedKey, column: Any, n: int) -> Any:

@@ -231,7 +231,7 @@ def spoiled(key, value):
         (spoiled("tokens", torch.zeros(4, 3)), ShapeError, "torch.float32"),
         (spoiled("log_p", torch.zeros(4, 3, 2)), ShapeError, "('L', 2)"),
         (spoiled("log_p", torch.zeros(4)), ShapeError, "[n, T, ...]"),
-        (spoiled("tokens_mask", torch.tensor([[False, True, True]] * 4)), ShapeError, "true up"),
+        (spoiled("tokens_mask", torch.tensor([[True, False, True]] * 4)), ShapeError, "one run"),
         (spoiled("tokens_length", torch.full((4,), 5)), ShapeError, "0 to 3"),
         (spoiled("log_p_mask", torch.ones(4, 3).cumsum(1) < 3), ShapeError, "length of 'tokens'"),
         (spoiled("serial", torch.zeros(4, 2)), ShapeError, "'serial'"),
@@ -375,3 +375,92 @@ def test_contents_of_a_journal_are_checked(tmp_path) -> None:
     for bad in wrong:
         with pytest.raises((ValueError, RuntimeError), match=r"bytes|length|size"):
             _rows([bad, *contents[1:]], kept, layout)
+
+
+# Masks as Hugging Face's tokenizers name them.
+
+IDS = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 0]])
+ATTENTION = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0]])
+
+
+def tokenized(ids=IDS, attention=ATTENTION, **more):
+    rows = {"input_ids": ids, "attention_mask": attention, "log_reward": torch.zeros(2)}
+    return TensorDict({**rows, **more}, [2])
+
+
+def of_tokens(mask="attention_mask", ragged=None, **options):
+    storage = RaggedStorage(8, ragged or {"input_ids": 9}, mask=mask)
+    return fifo_buffer(8, storage=storage, **options)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+@pytest.mark.parametrize("unique", [None, "input_ids"])
+def test_padding_that_a_named_mask_shows_is_not_stored(side, dtype, unique):
+    rb = of_tokens(unique=unique)
+    ids, attention = IDS, ATTENTION.to(dtype)
+    if side == "left":
+        ids, attention = (
+            torch.stack([row.roll(4 - n) for row, n in zip(each, (2, 3), strict=True)])
+            for each in (ids, attention)
+        )
+    rb.extend(tokenized(ids, attention))
+    rb.extend(rb[:])  # rows as they are drawn
+    rows = rb[:]
+    assert rows["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]] * (1 if unique else 2)
+    assert rows["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]] * (1 if unique else 2)
+    assert rows["attention_mask"].dtype == torch.int64
+    assert torch.equal(rows["input_ids_mask"], rows["attention_mask"].bool())
+
+
+def test_entries_of_one_length_move_with_their_mask():
+    rb = of_tokens(ragged={"input_ids": 9, "hidden": "input_ids"})
+    left = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
+    hidden = torch.arange(16.0).reshape(2, 4, 2)
+    rb.extend(tokenized(torch.arange(8).reshape(2, 4), left, hidden=hidden))
+    assert rb[0]["input_ids"].tolist() == [2, 3]
+    assert torch.equal(rb[0]["hidden"], hidden[0, 2:])
+    assert torch.equal(rb[1]["hidden"], hidden[1, 1:])
+
+
+def test_each_entry_has_its_own_mask():
+    ragged, masks = {"prompt": 9, "answer": 9}, {"prompt": "pm", "answer": ("of", "answers")}
+    rb = fifo_buffer(8, storage=RaggedStorage(8, ragged, mask=masks))
+    rows = {"prompt": IDS, "answer": IDS, "pm": ATTENTION, "log_reward": torch.zeros(2)}
+    rb.extend({**rows, "of": {"answers": 1 - (IDS != 7).int().cummin(1).values}})
+    rb.extend(lazy_stack([rb[0], rb[1]]))
+    assert [len(rb[i]["prompt"]) for i in range(4)] == [2, 3, 2, 3]
+    assert [len(rb[i]["answer"]) for i in range(4)] == [0, 4, 0, 4]
+
+
+def test_named_masks_are_saved(tmp_path):
+    rb, again = of_tokens(), of_tokens()
+    rb.extend(tokenized())
+    save_checkpoint(tmp_path / "rb.ckpt", rb)
+    load_checkpoint(tmp_path / "rb.ckpt", again)
+    for each in (again, open_buffer(tmp_path / "rb.ckpt")):
+        assert each[:]["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        ([[1, 0, 1, 0], [1, 1, 1, 1]], r"one run .* gaps in \[1, 0, 1, 0\]"),
+        ([[1, 2, 0, 0], [1, 1, 1, 1]], r"mask \[n, 4\] of 0 and 1"),
+        ([[1, 1, 0], [1, 1, 1]], r"mask \[n, 4\] of 0 and 1, .* shape \(2, 3\)"),
+    ],
+)
+def test_wrong_masks_are_refused(attention, message):
+    rb = of_tokens()
+    with pytest.raises(ShapeError, match=message):
+        rb.extend(tokenized(attention=torch.tensor(attention)))
+    assert len(rb) == 0
+
+
+def test_a_mask_that_nothing_names_is_refused_before_padding_is_stored():
+    rb = of_tokens(mask=None)
+    with pytest.raises(ShapeError, match=r"'attention_mask' looks like the mask of 'input_ids'"):
+        rb.extend(tokenized())
+    assert len(rb) == 0
+    rb.extend(tokenized().rename_key_("attention_mask", "input_ids_mask"))
+    assert rb[0]["input_ids"].tolist() == [5, 6]

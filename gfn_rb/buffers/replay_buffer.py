@@ -20,7 +20,7 @@ from gfn_rb.arguments import KeepsArguments, as_count, require_kind
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
-from gfn_rb.containers.base import rows_of
+from gfn_rb.containers.rows import row_of, rows_of
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -305,7 +305,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
         Args:
             data: a TensorDict of batch size [n], a container such as
-                :class:`~gfn_rb.Trajectories`, or a dict of tensors [n, ...] by key.
+                :class:`~gfn_rb.Trajectories`, a dict of columns [n, ...] by key, or a list of
+                rows: dicts, or TensorDicts of batch size []. Columns are tensors, arrays or lists;
+                rows of several lengths need a :class:`~gfn_rb.RaggedStorage`.
             **options: ``update_priority``, whether ``priority_key`` among the rows sets priorities.
 
         Returns:
@@ -313,11 +315,25 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
         Raises:
             ArgumentError: ``data`` is something else.
-            ShapeError: tensors of the dict have different numbers of rows.
+            ShapeError: columns of the dict have different numbers of rows.
         """
         return super().extend(
             data if isinstance(data, TensorDictBase) else rows_of(data), **options
         )
+
+    def add(self, data: Any) -> int:
+        """Add one row.
+
+        Args:
+            data: a TensorDict of batch size [], a dict of one row, or a container of one row.
+
+        Returns:
+            The slot of the row; -1 if it is not kept.
+
+        Raises:
+            ArgumentError: ``data`` is something else.
+        """
+        return super().add(data if isinstance(data, TensorDictBase) else row_of(data))
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Set the priorities of drawn rows, if the sampler draws by priority.

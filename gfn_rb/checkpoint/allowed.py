@@ -53,7 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "gfn_rb.envs.scored_sequences:QM9Strings": ("min_reward", *_WORDS),
     "gfn_rb.envs.scored_sequences:TFBind8": ("min_reward", "modes", *_WORDS),
-    "gfn_rb.ragged:RaggedStorage": ("max_size", "ragged", "text", "page_size"),
+    "gfn_rb.ragged:RaggedStorage": ("max_size", "ragged", "text", "mask", "page_size"),
     "gfn_rb.samplers.groups:GroupSampler": (
         *("group", "num_groups", "samples_per_group", "weight", "key", "temperature"),
         "replacement",

@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import dataclass_transform
 
 from gfn_rb import keys
-from gfn_rb.arguments import as_device, kind_of, require_kind
+from gfn_rb.arguments import as_device, require_kind
 from gfn_rb.containers import convert
 from gfn_rb.containers.fields import Field, FieldValues, Key, assemble, field
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
@@ -177,29 +177,6 @@ class Container:
                     f"{cls.__name__}: {each.key!r} is missing; of its fields there are {held}"
                 )
         return cls.wrap(assemble(values, (sizes["n"],), device))
-
-
-def rows_of(data: Any) -> TensorDictBase:
-    """Return a container or a dict of tensors as a TensorDict."""
-    if isinstance(data, Container):
-        return data.to_tensordict()
-    if not isinstance(data, dict) or not data:
-        hint = ""
-        if isinstance(data, (list, tuple)):
-            hint = ": torch.stack(rows) joins TensorDicts, Trajectories.cat(items) containers"
-        elif isinstance(data, Tensor):
-            hint = ': name it, as {"state": states, "log_reward": log_rewards}'
-        raise ArgumentError(
-            "data must be a TensorDict [n], a container or a dict of tensors [n, ...], got "
-            f"{'None' if data is None else kind_of(data)}{hint}"
-        )
-    try:
-        return TensorDict(data, [len(next(iter(data.values())))])
-    except (IndexError, RuntimeError, TypeError, ValueError):
-        shapes = {name: [*getattr(value, "shape", ())] for name, value in data.items()}
-        raise ShapeError(
-            f"data must have entries of as many rows, named by strings, got shapes {shapes}"
-        ) from None
 
 
 def _row_index(index: int | list | np.ndarray | Tensor, n_rows: int) -> slice | Shaped[Tensor, "k"]:

@@ -308,6 +308,11 @@ def _without(data: Rows, names: frozenset[str]) -> Rows:
 def _entries(data: Rows) -> tuple[dict[NestedKey, RowEntry], bool]:
     """Return the shape of each entry in a row, and its dtype; and whether one requires grad."""
     leaves = [*data.items(True, True, is_leaf=is_leaf_nontensor)]
+    if nested := [name for name, value in leaves if getattr(value, "is_nested", False)]:
+        raise ShapeError(
+            f"key {nested[0]!r} must have one shape in all rows, got rows of several lengths: a "
+            "RaggedStorage stores them"
+        )
     entries: dict[NestedKey, RowEntry] = {
         name: (value.shape[1:], value.dtype if isinstance(value, Tensor) else None)
         for name, value in leaves
