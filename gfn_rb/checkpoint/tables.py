@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import math
 from collections.abc import Mapping
 from os import PathLike
@@ -28,6 +29,9 @@ from gfn_rb.keys import CONDITION, LOG_REWARD, STATE
 
 _HIGHEST = torch.finfo(torch.float32).max
 OBJECT, SUFFIXES = "object", (".csv", ".parquet")
+_FORMULA = "=", "+", "-", "@"
+
+_log = logging.getLogger(__name__)
 
 
 def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[str, list[Any]]:
@@ -53,7 +57,8 @@ def export_table(
 
     The columns are ``object`` (texts), ``condition`` (numbers) where rows have one, ``log_reward``
     in nats, and ``age`` in policy versions where rows have one. Each object is listed once under
-    each condition, with its highest log-reward, best first.
+    each condition, with its highest log-reward, best first. Texts are written as they are. Texts in
+    a .csv file that a spreadsheet would run as formulas are counted in the log.
 
     Args:
         rb: the buffer, or a merged one.
@@ -83,6 +88,23 @@ def write_table(path: str | PathLike[str], table: Mapping[str, list[Any]]) -> No
         text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
         csv.writer(text).writerows([list(table), *zip(*table.values(), strict=True)])
         text.detach()  # or it would close the file before that is published
+    if formulas := [each for each in table.get(OBJECT, ()) if _is_formula(each)]:
+        _log.warning(
+            "%s has %d texts that a spreadsheet takes for formulas, such as %s: import the column "
+            "as text",
+            *(path, len(formulas), shown(formulas[0])),
+        )
+
+
+def _is_formula(text: str) -> bool:
+    """Return whether a spreadsheet would compute a text of a .csv file, other than a number."""
+    if not text.startswith(_FORMULA):
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
 
 
 def import_table(path: str | PathLike[str], env: Any) -> TensorDict:

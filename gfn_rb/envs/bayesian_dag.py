@@ -12,10 +12,11 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from gfn_rb.arguments import as_count
+from gfn_rb.codec.primitives import opened
 from gfn_rb.envs.base import EnvOptions
 from gfn_rb.envs.core import from_digits, states_of_writes
 from gfn_rb.envs.enumerable import EnumerableEnv
-from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.errors import ArgumentError, CheckpointError, NaNError, ShapeError
 from gfn_rb.shapes import Bool, Float, Float64, Floats, Int64, Integers, StateBatch
 
 MOST_LISTED = 5  # nodes: 29,281 graphs; of 6 there are 3.8 million
@@ -271,15 +272,16 @@ def draw_data(
 def read_data(path: str | Path) -> Float64[Tensor, "m d"]:
     """Read a table of numbers from a .npy file, or from text with commas and perhaps a header."""
     try:
-        if Path(path).suffix == ".npy":
-            return torch.from_numpy(np.load(path).astype(np.float64))
-        lines = Path(path).read_text().splitlines()
+        with opened(Path(path)) as stream:  # no pipe or device, which a run of others may name
+            if Path(path).suffix == ".npy":
+                return torch.from_numpy(np.load(stream, allow_pickle=False).astype(np.float64))
+            lines = stream.read().decode().splitlines()
         try:
             table = np.loadtxt(lines, delimiter=",", ndmin=2)
         except ValueError:
             table = np.loadtxt(lines[1:], delimiter=",", ndmin=2)
         return torch.from_numpy(table)
-    except (OSError, ValueError) as error:
+    except (CheckpointError, OSError, ValueError) as error:
         raise ArgumentError(
             f"data must be a .npy or .csv file of numbers, got {path}: {error}"
         ) from error

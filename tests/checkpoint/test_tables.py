@@ -71,6 +71,25 @@ def test_conditions_have_a_column(tmp_path):
     assert rows == ['"(1, 1)",(2),2.0', '"(1, 1)",(0.5),1.0']
 
 
+@pytest.mark.parametrize(
+    ("texts", "n"),
+    [
+        (["=1+2", "@x", "a"], 2),
+        (['=cmd|" /C calc"!A0', "+1 2", "- 3"], 3),
+        (["-1.5", "+2", "a-b"], 0),
+    ],
+)
+def test_texts_that_a_spreadsheet_runs_are_counted(texts, n, tmp_path, caplog):
+    rb, path = terminating_state_buffer(4), tmp_path / "table.csv"
+    rb.extend({"state": torch.arange(3)[:, None], "log_reward": -torch.arange(3.0)})
+    export_table(rb, path, lambda states: texts)
+    assert [row[0] for row in csv.reader(path.read_text().splitlines())][1:] == texts
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} has {n} texts that a spreadsheet takes for formulas, such as {texts[0]!r}: import "
+        "the column as text"
+    ] * bool(n)
+
+
 def test_positions_are_rounded(tmp_path):
     env, path = Line(), tmp_path / "table.csv"
     state, rb = env.at_end(torch.randn(10, 1, generator=seeded())), terminating_state_buffer(10)

@@ -60,17 +60,26 @@ def train(config: TrainConfig) -> int:
     return _conclude(launch.train(config))
 
 
-def resume(run: Path, /, *, steps: int | None = None, transport: TransportName = "auto") -> int:
+def resume(
+    run: Path,
+    /,
+    *,
+    steps: int | None = None,
+    transport: TransportName = "auto",
+    trust: bool = False,
+) -> int:
     """Continue a run from its last checkpoint, exactly.
 
     Args:
         run: Folder of the run.
         steps: Train up to this many steps in all, instead of those configured.
         transport: Connection of the ranks, see gfn-rb train.
+        trust: Run code outside gfn_rb that the folder names, such as an environment of your own,
+            and follow links in the folder.
     """
     with importing():
         from gfn_rb.training.session import launch
-    return _conclude(launch.resume(run, steps, transport))
+    return _conclude(launch.resume(run, steps, transport, trust))
 
 
 def inspect(path: Path, /, *, top: int | None = None, export: Path | None = None) -> int:
@@ -140,6 +149,8 @@ def recover(path: Path, /, *, to: Path | None = None) -> int:
         from gfn_rb import checkpoint
         from gfn_rb.training.session.folder import run_secret
     target = to or path.with_name(f"{path.name}.recovered")
+    if to is None and target.is_symlink():
+        raise ArgumentError(f"to must be given where {target} is a link, got none")
     found = checkpoint.recover(path, target, secret=run_secret())
     print(f"written   {target}, up to transaction {found['number']}")
     print(f"left out  {found['left_out']} rows: {found['damage'] or 'no damage'}")

@@ -80,6 +80,26 @@ class RunFolder:
             raise ArgumentError(f"run must be a folder that holds a config.json, got {path}")
         return folder
 
+    def require_own(self) -> None:
+        """Raise if the folder names code outside gfn_rb, or has a link that a run writes through.
+
+        Only who trusts the folder may continue such a run.
+        """
+        if self._names_code():
+            raise ArgumentError(
+                f"run must be of an environment of gfn_rb, got one of {self.config} that is "
+                "outside: --trust imports and runs it"
+            )
+        for each in sorted(self.path.iterdir()):
+            if each.is_symlink():
+                raise ArgumentError(
+                    f"run must be a folder without links, got {each}: --trust follows them"
+                )
+
+    def _names_code(self) -> bool:
+        env = read_json(self.config).get("env")
+        return isinstance(env, str) and ":" in env
+
     def take_back(self) -> None:
         """Put the checkpoint before the newest in its place; the first gives way to none."""
         if self.previous.exists():
@@ -122,7 +142,8 @@ class RunFolder:
         if self.ranks.exists():
             size, given = self._read_ranks()
             command = given if _COMMAND.fullmatch(given) else f"mpiexec -n {size} gfn-rb"
-        return f"{command} resume {shlex.quote(printable(self.path))}"
+        trust = " --trust" if self.config.is_file() and self._names_code() else ""
+        return f"{command} resume {shlex.quote(printable(self.path))}{trust}"
 
 
 class RunLock(ExitStack):

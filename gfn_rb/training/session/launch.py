@@ -63,30 +63,36 @@ def train(config: TrainConfig) -> run.RunResult | None:
 
 
 def resume(
-    path: Path, steps: int | None = None, transport: TransportName = "auto"
+    path: Path,
+    steps: int | None = None,
+    transport: TransportName = "auto",
+    trust: bool = False,
 ) -> run.RunResult | None:
     """Continue a run from its last checkpoint, as if it had never stopped.
 
     A run of several ranks continues with the same number of ranks, from the newest step of which
-    all have a checkpoint. If the configuration names a class of your own, that class is imported,
-    and stderr says so before. Nothing is imported from the folder itself.
+    all have a checkpoint. If the configuration names a class of your own and the folder is trusted,
+    that class is imported, and stderr says so before. Nothing is imported from the folder itself.
 
     Args:
         path: the run folder.
         steps: total number of training steps; None for those of the configuration.
         transport: transport of the ranks, as in a new run.
+        trust: whether to run code outside gfn_rb that the folder names, and to follow its links.
 
     Returns:
         The result; None on all ranks but rank 0.
 
     Raises:
         ArgumentError: no run is in the folder, it had another number of ranks, ``steps`` are fewer
-            than were taken, or another process resumes it.
+            than were taken, another process resumes it, or it needs ``trust``.
         CheckpointCorruptError: the checkpoint is damaged.
         CheckpointMismatchError: the checkpoint is of another configuration, or the checkpoints of
             several ranks have no step in common.
     """
     folder, started = RunFolder.open(path), find_launch(transport)
+    if not trust:
+        folder.require_own()
     had, has = folder.n_ranks(), 1 if started is None else started.size
     if has != had:
         raise ArgumentError(

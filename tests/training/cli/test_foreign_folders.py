@@ -5,13 +5,15 @@ import os
 import signal
 import socket
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from training.training_runs import GRID
 
-from gfn_rb.checkpoint import save_state
+from gfn_rb import fifo_buffer, save_checkpoint
+from gfn_rb.checkpoint import Journal, save_state
+from gfn_rb.training import BayesianDAGConfig
 from gfn_rb.training.cli import main
 from gfn_rb.training.session.folder import RunFolder, write_metrics
 
@@ -175,7 +177,7 @@ EVIL = "open('imported', 'w')\nfrom gfn_rb.training import HyperGridConfig as My
 
 @pytest.mark.parametrize("module", ["foreign_module", "run.foreign_module"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_class_is_imported_by_resume_alone_and_from_elsewhere(
+def test_a_class_is_imported_with_trust_alone_and_from_elsewhere(
     module, inside, place, capsys, monkeypatch
 ):
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -189,10 +191,55 @@ def test_a_class_is_imported_by_resume_alone_and_from_elsewhere(
     with written(files[0], config), written(files[1], '{"size": 1}'):
         for words in (["inspect", run], ["compare", run]):
             assert check(capsys, words) == 0
-        assert main(["resume", run]) == 2
+        assert check(capsys, ["resume", run]) == 2  # not without trust
+        assert main(["resume", run, "--trust"]) == 2
     code.unlink()
     err = capsys.readouterr().err
     assert err.startswith(f"importing '{module}:MyConfig', as ")
     assert "must not be imported from" in err or "No module named" in err
     assert not (place / "imported").exists()
     assert not (place / "run" / "imported").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint.gfnrb", "journal", "logs", "anything"])
+def test_no_link_is_followed_to_write(name, place, capsys, tmp_path):
+    file, kept, target = place / "run" / name, place / "kept", tmp_path / "precious"
+    target.write_text("precious")
+    with written(place / "run" / "ranks.json", '{"size": 1}'):
+        if file.exists():
+            file.rename(kept)
+        file.symlink_to(target)
+        try:
+            assert main(["resume", "run"]) == 2
+            why = f"run must be a folder without links, got run/{name}: --trust follows them"
+            assert capsys.readouterr().err == f"gfn-rb: {why}\n"
+        finally:
+            file.unlink()
+            if kept.exists():
+                kept.rename(file)
+    assert target.read_text() == "precious"
+
+
+def test_a_journal_is_not_recovered_through_a_link(place, capsys, tmp_path):
+    target, source = tmp_path / "precious", tmp_path / "journal"
+    target.write_text("precious")
+    with closing(Journal(fifo_buffer(3), source)):
+        pass
+    (tmp_path / "journal.recovered").symlink_to(target)
+    assert check(capsys, ["recover", source]) == 2
+    assert target.read_text() == "precious"
+    assert check(capsys, ["recover", source, "--to", tmp_path / "new"]) == 0
+
+
+def test_data_that_a_run_names_are_read_from_files_alone(place, capsys, tmp_path):
+    for kind in ("pipe", "device", "endless", "socket"):
+        KINDS[kind](tmp_path / kind)
+        config = BayesianDAGConfig(data=str(tmp_path / kind)).to_dict()
+        save_checkpoint(tmp_path / "rb", fifo_buffer(3))
+        with written(place / "run" / "config.json", json.dumps(config)):
+            kept = (place / "run" / "checkpoint.gfnrb").rename(place / "kept")
+            (tmp_path / "rb").rename(place / "run" / "checkpoint.gfnrb")
+            try:
+                assert check(capsys, ["inspect", "run"]) == 0
+            finally:
+                kept.rename(place / "run" / "checkpoint.gfnrb")

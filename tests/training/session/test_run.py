@@ -256,6 +256,18 @@ def test_a_restart_by_torchrun_begins_no_second_run(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_is_followed_with_trust_alone(reference, tmp_path):
+    path = reference / "checkpoint.gfnrb"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    content = (tmp_path / "elsewhere").read_bytes()
+    with pytest.raises(ArgumentError, match=r"without links, got .*gfnrb: --trust follows them"):
+        resume(reference, 14)
+    assert (tmp_path / "elsewhere").read_bytes() == content
+    assert resume(reference, 14, trust=True).row["step"] == 14
+    assert load_state(tmp_path / "elsewhere")["steps_done"] == 14
+
+
 def test_what_a_killed_run_left_half_written_is_removed(reference):
     names = ".report.json.0123456789abcdef.tmp", ".checkpoint.0123456789abcdef.tmp", ".thesis.tmp"
     for name in names:
