@@ -117,7 +117,7 @@ def _kept(rb: ReplayBuffer, queue: Any, overwrites: bool) -> Callable[[], None]:
     stamps = compat.slot_generations(rb.storage)
     known = None if stamps is None else stamps.clone()
     transform, options = deepcopy(rb.transform.state_dict()), compat.options_of(rb)
-    generator = compat.generator_of(rb)
+    generator, counts = compat.generator_of(rb), compat.sample_counts(rb)
     drawn = None if generator is None else generator.get_state()
 
     def put_back() -> None:
@@ -129,6 +129,7 @@ def _kept(rb: ReplayBuffer, queue: Any, overwrites: bool) -> Callable[[], None]:
             stamps.copy_(known)
         rb.transform.load_state_dict(transform)
         compat.set_options(rb, options)
+        compat.set_sample_counts(rb, counts)
         if compat.generator_of(rb) is not generator:
             rb.set_rng(generator)
         if generator is not None and drawn is not None:

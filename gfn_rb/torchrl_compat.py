@@ -34,6 +34,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _SLOT_GENERATIONS = "_slot_generations"
+# The counters of ``ReplayBuffer.sample`` in TorchRL after 0.14.1.
+_SAMPLE_COUNTERS = "_sample_call_count_value", "_sampled_item_count_value"
 UNKNOWN_GENERATION = -2  # of a row that nobody remembers drawing; -1 is of one never written
 
 
@@ -405,6 +407,48 @@ def clear_prefetched(rb: ReplayBuffer) -> None:
 def prefetch_capacity(rb: ReplayBuffer) -> int:
     """Return how many batches are drawn ahead (``ReplayBuffer._prefetch_cap``)."""
     return int(rb._prefetch_cap)
+
+
+def drawn_now(
+    rb: ReplayBuffer,
+    batch_size: int,
+    wait: bool = False,
+    timeout: float | None = None,
+    cancel_event: Any = None,
+) -> tuple[Any, Any]:
+    """Draw beside the prefetched batches, after the wait of TorchRL's nightly (``_sample``).
+
+    As ``ReplayBuffer.sample`` does where nothing is prefetched, counters included.
+    """
+    stop = {"timeout": timeout, "cancel_event": cancel_event}
+    if wait and not rb.wait_until_sampleable(batch_size, **stop):
+        if cancel_event is not None and cancel_event.is_set():
+            raise RuntimeError("Replay-buffer sampling was cancelled.")
+        raise TimeoutError(f"no batch of {batch_size} rows within {timeout} seconds")
+    rows, info = rb._sample(batch_size)
+    count_sample(rb, len(rows))
+    return rows, info
+
+
+def count_sample(rb: ReplayBuffer, n_rows: int) -> None:
+    """Count a draw in ``stats()`` of TorchRL after 0.14.1 (``_increment_counter``)."""
+    if hasattr(rb, _SAMPLE_COUNTERS[0]):
+        for name, n in zip(_SAMPLE_COUNTERS, (1, n_rows), strict=True):
+            rb._increment_counter(name, n)
+
+
+def sample_counts(rb: ReplayBuffer) -> tuple[int, ...]:
+    """Return the draws and drawn rows that TorchRL counts, () before 0.15 (``_counter_value``)."""
+    return tuple(
+        int(rb._counter_value(vars(rb)[name])) for name in _SAMPLE_COUNTERS if name in vars(rb)
+    )
+
+
+def set_sample_counts(rb: ReplayBuffer, counts: Sequence[int]) -> None:
+    """Restore what :func:`sample_counts` returned (``_set_counter``)."""
+    for name, count in zip(_SAMPLE_COUNTERS, counts, strict=False):
+        if name in vars(rb):
+            rb._set_counter(name, count)
 
 
 def options_of(rb: ReplayBuffer) -> dict[str, Any]:

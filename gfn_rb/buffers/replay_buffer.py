@@ -47,24 +47,28 @@ class DrawsAhead(ReplayBuffer):
 
     @overload
     def sample(
-        self, batch_size: int | None = None, return_info: Literal[False] = False
+        self, batch_size: int | None = None, return_info: Literal[False] = False, **waiting: Any
     ) -> TensorDictBase: ...
 
     @overload
     def sample(
-        self, batch_size: int | None = None, *, return_info: Literal[True]
+        self, batch_size: int | None = None, *, return_info: Literal[True], **waiting: Any
     ) -> tuple[TensorDictBase, dict[str, Any]]: ...
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, **waiting: Any
+    ) -> Any:
         """Draw a batch. A batch of another size than the buffer's is never drawn ahead.
 
         Args:
             batch_size: number of rows. Default: the batch size of the buffer.
             return_info: whether to return what the sampler says of the draw, too.
+            **waiting: ``wait``, ``timeout`` in seconds and ``cancel_event`` of TorchRL after
+                0.14.1, which wait until enough rows are stored.
         """
         if not self._prefetch or batch_size in (None, self._batch_size):
-            return super().sample(batch_size, return_info)
-        rows, info = self._sample(batch_size)
+            return super().sample(batch_size, return_info, **waiting)
+        rows, info = compat.drawn_now(self, batch_size, **waiting)
         return (rows, info) if return_info else rows
 
     def set_sampler(self, sampler: Sampler) -> Sampler:

@@ -200,6 +200,7 @@ def _state(rb: ReplayBuffer, queue: tuple[Any, ...]) -> State:
         "transform": rb.transform.state_dict(),
         "generator": None if g is None else {"device": g.device.type, "state": g.get_state()},
         **compat.options_of(rb),
+        "draws": compat.sample_counts(rb),
         "prefetch": compat.prefetch_capacity(rb),
         "queue": queue,
         "description": description_of(rb),
@@ -218,6 +219,8 @@ def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
     for part in ("sampler", "writer"):
         if not _is_count(count := state[part]["remaining"] or 0):
             raise CheckpointCorruptError(f"a number of batches is {count!r:.80}")
+    if not all(map(_is_count, state.get("draws", ()))):
+        raise CheckpointCorruptError(f"numbers of draws are {state['draws']!r:.80}")
     own, saved = compat.generator_of(rb), state["generator"]
     if saved is None and own is not None:
         expect("generator", "the global one", "its own")
@@ -261,6 +264,7 @@ def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
             generator.set_state(saved["state"])
         if compat.generator_of(rb) is None:
             rb.set_rng(generator)
+    compat.set_sample_counts(rb, state.get("draws", ()))
     # Batches of another size than the buffer draws are no use.
     is_alike = state["batch_size"] == rb.batch_size
     compat.restore_prefetch(rb, state["queue"] if is_alike else ())
