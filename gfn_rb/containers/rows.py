@@ -103,7 +103,7 @@ def _column(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return _joined(value)
     if not isinstance(value, (list, tuple)) or not value:
-        return value
+        return _as_tensor(value)
     if all(isinstance(each, Mapping) for each in value):
         return _joined(_columns_of(value))
     if any(isinstance(each, _TEXT) for each in value):
@@ -111,7 +111,7 @@ def _column(name: str, value: Any) -> Any:
     if all(isinstance(each, (Number, np.generic)) for each in value):
         return torch.as_tensor(value)
     try:
-        rows = [torch.as_tensor(each) for each in value]
+        rows = [torch.as_tensor(_as_tensor(each)) for each in value]
     except (TypeError, ValueError, RuntimeError):
         raise ShapeError(
             f"key {name!r} must hold numbers, a tensor or a string in each row, got {shown(value)}"
@@ -127,3 +127,14 @@ def _column(name: str, value: Any) -> Any:
             f"{sorted({(*each.shape,) for each in rows})[:2]}"
         )
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def _as_tensor(value: Any) -> Any:
+    """Return an array of another library, such as JAX or pandas, as a tensor; others unchanged."""
+    if isinstance(value, (Tensor, TensorDictBase, np.ndarray)):
+        return value
+    if hasattr(value, "__dlpack__"):
+        return torch.from_dlpack(value)
+    if not hasattr(value, "__array__") or (array := np.array(value)).dtype == object:
+        return value
+    return torch.from_numpy(array)

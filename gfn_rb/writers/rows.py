@@ -63,6 +63,8 @@ def scalar_key(data: Rows, key: NestedKey) -> Tensor:
     if value is None:
         held = sorted(map(str, data.keys(True, True)))
         raise KeyMismatchError(f"data lacks the key {key!r}: it holds {held}")
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"key {key!r} must hold tensors, got {_objects(value)}")
     if value.numel() != batch_size[0] or value.dtype == torch.bool or value.is_complex():
         raise ShapeError(
             f"key {key!r} must hold one number per item, got {value.dtype} of shape "
@@ -269,12 +271,21 @@ class RowLayout:
             _check_dtypes(data, storage)
             if others := [name for name, (_, dtype) in entries.items() if dtype is None]:
                 raise ShapeError(
-                    f"key {others[0]!r} must hold tensors, got words or other objects: a "
-                    "RaggedStorage with text stores strings"
+                    f"key {others[0]!r} must hold tensors, got "
+                    f"{_objects(compat.entry_of(data, others[0]))}"
                 )
         else:
             require_same_entries(entries, self._entries)
         return data
+
+
+def _objects(value: Any) -> str:
+    """Return what an entry holds that is no tensor, and what to do."""
+    held = getattr(value, "data", value)  # of tensordict's NonTensorData
+    if hasattr(held, "__array__"):
+        of = type(held).__module__.partition(".")[0]
+        return f"an array of {of}: convert it by torch.as_tensor(np.array(x)), or pass a dict"
+    return "words or other objects: a RaggedStorage with text stores strings"
 
 
 def _check_dtypes(data: Any, storage: Storage) -> None:
