@@ -123,7 +123,8 @@ def stacked(name: NestedKey, column: Any) -> Tensor:
     if not isinstance(column, Tensor) or column.is_nested:
         raise ShapeError(
             f"key {name!r} must hold tensors of one shape, or be named in ragged, and in text if "
-            f"it holds strings, got {kind_of(column)}"
+            "it holds strings (dialogs as JSON: json.dumps(messages)), got "
+            f"{kind_of(column)}"
         )
     return column
 

@@ -285,7 +285,7 @@ def _objects(value: Any) -> str:
     if hasattr(held, "__array__"):
         of = type(held).__module__.partition(".")[0]
         return f"an array of {of}: convert it by torch.as_tensor(np.array(x)), or pass a dict"
-    return "words or other objects: a RaggedStorage with text stores strings"
+    return "words or other objects: a RaggedStorage with text stores strings, and dialogs as JSON"
 
 
 def _check_dtypes(data: Any, storage: Storage) -> None:
