@@ -246,6 +246,20 @@ class Readable(KeepsArguments):
 
         return summarize(self, describe)
 
+    def to_pandas(self: Any, env: Any = None, k: int | None = None) -> Any:
+        """Return what ``gfn_rb.checkpoint.export_table`` writes as a ``pandas.DataFrame``.
+
+        Args:
+            env: environment with a method ``describe``, or callable from objects [n, *S] to texts.
+            k: number of objects, at least 1, best first. Default: all.
+
+        Raises:
+            ArgumentError: pandas is not installed, or ``env`` does not describe the objects.
+        """
+        from gfn_rb.buffers.summary import frame_of  # which few programs need
+
+        return frame_of(self, env, k)
+
 
 class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     """The ``TensorDictReplayBuffer`` that presets return.

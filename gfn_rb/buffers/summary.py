@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 
 from gfn_rb import keys
-from gfn_rb.arguments import kind_of, shown
+from gfn_rb.arguments import as_count, kind_of, shown
 from gfn_rb.buffer_state import held, with_members
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.buffers.merged_sampler import log_probs_of
@@ -155,6 +155,31 @@ def summarize(rb: ReplayBuffer, describe: Any = None) -> BufferSummary:
         if conditions:
             named = [f"{name} under {each}" for name, each in zip(named, conditions, strict=True)]
         return summarized(columns, members, best, named)
+
+
+def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[str, list[Any]]:
+    """Return the objects of a buffer as columns; see :func:`gfn_rb.checkpoint.export_table`."""
+    with locked(rb) as members:
+        columns = read_columns(rb, members)
+        n_rows = sum(len(each.storage) for each in members)
+        best = columns.best(n_rows if k is None else as_count("k", k))
+        objects, conditions = objects_at(members, best)
+        table: dict[str, list[Any]] = {"object": words_of(as_describe(env), objects)}
+    if conditions:
+        table[keys.CONDITION] = conditions
+    for name in (keys.LOG_REWARD, "age"):
+        if (column := getattr(columns, name)) is not None:
+            table[name] = column[best].tolist()
+    return table
+
+
+def frame_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> Any:
+    """Return the objects of a buffer as a ``pandas.DataFrame``."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ArgumentError(f"to_pandas needs pandas (pip install pandas): {error}") from error
+    return pandas.DataFrame(table_of(rb, env, k))
 
 
 def summarized(

@@ -15,39 +15,17 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.arguments import as_count, kind_of, shown
-from gfn_rb.buffers.summary import (
-    as_describe,
-    locked,
-    objects_at,
-    read_columns,
-    words_of,
-)
+from gfn_rb.arguments import kind_of, shown
+from gfn_rb.buffers.summary import table_of as table_of
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.errors import ArgumentError
-from gfn_rb.keys import CONDITION, LOG_REWARD, STATE
+from gfn_rb.keys import LOG_REWARD, STATE
 
 _HIGHEST = torch.finfo(torch.float32).max
 OBJECT, SUFFIXES = "object", (".csv", ".parquet")
 _FORMULA = "=", "+", "-", "@"
 
 _log = logging.getLogger(__name__)
-
-
-def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[str, list[Any]]:
-    """Return the columns that :func:`export_table` writes."""
-    with locked(rb) as members:
-        columns = read_columns(rb, members)
-        n_rows = sum(len(each.storage) for each in members)
-        best = columns.best(n_rows if k is None else as_count("k", k))
-        objects, conditions = objects_at(members, best)
-        table: dict[str, list[Any]] = {OBJECT: words_of(as_describe(env), objects)}
-    if conditions:
-        table[CONDITION] = conditions
-    for name in (LOG_REWARD, "age"):
-        if (column := getattr(columns, name)) is not None:
-            table[name] = column[best].tolist()
-    return table
 
 
 def export_table(
