@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -210,16 +210,17 @@ class _TrackedWrites(DrawsAhead):
 class Readable(KeepsArguments):
     """Methods of a replay buffer that show what it holds."""
 
-    def best(self: Any, k: int = 10) -> TensorDictBase:
+    def best(self: Any, k: int = 10, key: NestedKey | None = None) -> TensorDictBase:
         """Return the k rows of highest reward, best first, as they were added.
 
-        Rows are ranked by the key of the writer, else by ``log_reward``; transitions and states by
-        that of their episode. Each has its slot as ``index``, and in a merged buffer the number of
+        Each has its slot as ``index``, and in a merged buffer the number of
         its member as ``buffer_id``. Transforms of the buffer do not apply, except that compact rows
         are made whole. Rows of a ``RaggedStorage`` are padded.
 
         Args:
             k: number of rows, at least 1. Fewer are returned if the buffer holds fewer.
+            key: entry of one number per row to rank by. Default: the key of the writer, else the
+                first that rows have of ``episode_log_reward``, ``log_reward`` and ``reward``.
 
         Raises:
             EmptyBufferError: the buffer holds no rows.
@@ -227,16 +228,26 @@ class Readable(KeepsArguments):
         """
         from gfn_rb.buffers.summary import best_rows  # which few programs need
 
-        return best_rows(self, as_count("k", k))
+        return best_rows(self, as_count("k", k), key)
 
-    def summary(self: Any, describe: Any = None) -> gfn_rb.buffers.summary.BufferSummary:
+    def summary(
+        self: Any,
+        describe: Any = None,
+        objects: NestedKey | None = None,
+        key: NestedKey | None = None,
+    ) -> gfn_rb.buffers.summary.BufferSummary:
         """Return a summary, which prints as at most 12 lines.
 
         Args:
             describe: environment with a method ``describe``, or callable from objects [n, *S] to a
                 text for each. Default: print the numbers.
+            objects: entry that holds the object of each row. Default: the terminating state, else
+                the entry of text, else that of several lengths, else the only one that neither
+                measures a row nor counts its steps. If several may be it, the summary lists them.
+            key: entry to rank rows by, as of :meth:`best`.
 
         Raises:
+            KeyMismatchError: rows have no entry ``objects``.
             ArgumentError: ``describe`` is neither of them, raises, or does not return texts.
 
         Examples:
@@ -244,7 +255,7 @@ class Readable(KeepsArguments):
         """
         from gfn_rb.buffers.summary import summarize
 
-        return summarize(self, describe)
+        return summarize(self, describe, objects, key)
 
     def to_pandas(self: Any, env: Any = None, k: int | None = None) -> Any:
         """Return what ``gfn_rb.checkpoint.export_table`` writes as a ``pandas.DataFrame``.

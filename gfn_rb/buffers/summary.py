@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 
@@ -18,13 +18,13 @@ from gfn_rb.arguments import as_count, kind_of, shown
 from gfn_rb.buffer_state import held, with_members
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.buffers.merged_sampler import log_probs_of
+from gfn_rb.buffers.row_objects import object_entries, objects_of
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.convert import padded_alike
-from gfn_rb.containers.objects import hashes_of, state_columns, terminating_states
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismatchError
 from gfn_rb.kernels.objects import Objects
-from gfn_rb.numerics.flat import equal_bits, numbers_in_words
-from gfn_rb.shapes import Bool, Float64, Int64
+from gfn_rb.numerics.flat import numbers_in_words
+from gfn_rb.shapes import Float64, Int64
 from gfn_rb.torchrl_compat import members_of
 
 Describe: TypeAlias = Callable[[Any], Sequence[str]]
@@ -34,10 +34,7 @@ _N_BEST = 5
 _QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 _WIDTH = 70  # characters of an object in a summary
 _CHUNK = 4096  # rows read at a time
-_NO_OBJECT = {
-    *(keys.LOG_REWARD, keys.EPISODE_LOG_REWARD, keys.INDEX, keys.POLICY_VERSION, keys.LOG_PROB),
-    keys.BUFFER_ID,
-}
+_REWARDS = keys.EPISODE_LOG_REWARD, keys.LOG_REWARD, keys.REWARD  # the first that rows have
 
 
 class RowColumns(NamedTuple):
@@ -50,12 +47,16 @@ class RowColumns(NamedTuple):
         log_prob: log-probability of the row in a single draw; None if the sampler cannot tell it.
         object_number: equal for rows of one object, from 0; -1 for rows that are no whole object,
             such as transitions before the last one; None if rows have no object.
+        key: entry that rows are ranked by.
+        entries: entries of which one may be the object, where rows do not tell which.
     """
 
     log_reward: Float64[Tensor, "n"] | None
     age: Int64[Tensor, "n"] | None
     log_prob: Float64[Tensor, "n"] | None
     object_number: Int64[Tensor, "n"] | None
+    key: NestedKey = keys.LOG_REWARD
+    entries: tuple[NestedKey, ...] = ()
 
     def best(self, k: int) -> Int64[Tensor, "m"]:
         """Return the best row of each of the k best objects, best first; none without rewards."""
@@ -84,6 +85,8 @@ class BufferSummary:
         top_share: share of the draws that go to the 100 rows of highest reward, from 0 to 1.
         mean_draw_age: mean age of a drawn row in policy versions.
         best: the five best objects in words, each with its log-reward, best first.
+        key: entry that rows are ranked by; numbers are in nats if it is a log-reward.
+        entries: entries of which ``objects`` may name one, where rows do not tell their objects.
     """
 
     n_rows: int
@@ -95,16 +98,22 @@ class BufferSummary:
     top_share: float | None
     mean_draw_age: float | None
     best: tuple[tuple[str, float], ...]
+    key: NestedKey = keys.LOG_REWARD
+    entries: tuple[NestedKey, ...] = ()
 
     def __str__(self) -> str:
         values = {"rows": f"{self.n_rows:,} of {self.capacity:,}"}
+        name = "log-reward" if is_log_reward(self.key) else shown_name(self.key)
         if self.log_rewards is None:
-            values["log-reward"] = "none stored" if self.n_rows else "no rows yet"
+            values[name] = "none stored" if self.n_rows else "no rows yet"
         else:
             low, *quartiles, high = (f"{each:.4g}" for each in self.log_rewards)
-            values["log-reward"] = f"{low} to {high}, quartiles {' '.join(quartiles)}"
+            values[name] = f"{low} to {high}, quartiles {' '.join(quartiles)}"
         if self.n_objects is not None:
             values["distinct objects"] = f"{self.n_objects:,}"
+        elif self.entries:
+            of = ", ".join(map(shown_name, self.entries))
+            values["objects"] = f"not known: summary(objects=...) names the entry, of {of:.70}"
         if self.ages is not None:
             low, median, high = (f"{each:,}" for each in self.ages)
             values["age"] = f"{low} to {high} policy versions, median {median}"
@@ -122,16 +131,27 @@ class BufferSummary:
         return "\n".join(lines)
 
 
-def best_rows(rb: ReplayBuffer, k: int) -> TensorDictBase:
+def is_log_reward(key: NestedKey) -> bool:
+    """Return whether numbers under a key are log-rewards in nats."""
+    return key in (keys.LOG_REWARD, keys.EPISODE_LOG_REWARD)
+
+
+def shown_name(key: NestedKey) -> str:
+    """Return a key as it is shown."""
+    return keys.key_path(key)
+
+
+def best_rows(rb: ReplayBuffer, k: int, key: NestedKey | None = None) -> TensorDictBase:
     """Return the k best rows of a buffer or a merged one, see ``GFNReplayBuffer.best``."""
     is_merged, parts = isinstance(rb, ReplayBufferEnsemble), []
     with locked(rb) as members:
         for number, member in enumerate(members):
             if not len(member.storage):
                 continue
-            if (value := ranks_of(member)) is None:
+            if (value := ranks_of(member, key)) is None:
                 raise KeyMismatchError(
-                    f"rb must hold rewards for best, got rows without {_key(member)!r}"
+                    f"rb must hold rewards for best, got rows without {key or _key(member)!r}: "
+                    "best(key=...) names another entry of one number per row"
                 )
             slot = value.argsort(descending=True, stable=True)[:k]
             rows = whole_rows(member, slot).exclude(keys.INDEX).set(keys.INDEX, slot)
@@ -144,17 +164,22 @@ def best_rows(rb: ReplayBuffer, k: int) -> TensorDictBase:
     return torch.cat(padded_alike([rows for rows, _ in parts]))[order]
 
 
-def summarize(rb: ReplayBuffer, describe: Any = None) -> BufferSummary:
+def summarize(
+    rb: ReplayBuffer,
+    describe: Any = None,
+    named: NestedKey | None = None,
+    key: NestedKey | None = None,
+) -> BufferSummary:
     """Return a summary of a buffer or a merged one, see ``GFNReplayBuffer.summary``."""
     words = as_describe(describe)
     with locked(rb) as members:
-        columns = read_columns(rb, members)
+        columns = read_columns(rb, members, named, key)
         best = columns.best(_N_BEST)
-        objects, conditions = objects_at(members, best)
-        named = words_of(words, objects)
+        objects, conditions = objects_at(members, best, columns.key, named)
+        texts = words_of(words, objects)
         if conditions:
-            named = [f"{name} under {each}" for name, each in zip(named, conditions, strict=True)]
-        return summarized(columns, members, best, named)
+            texts = [f"{name} under {each}" for name, each in zip(texts, conditions, strict=True)]
+        return summarized(columns, members, best, texts)
 
 
 def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[str, list[Any]]:
@@ -163,12 +188,13 @@ def table_of(rb: ReplayBuffer, env: Any = None, k: int | None = None) -> dict[st
         columns = read_columns(rb, members)
         n_rows = sum(len(each.storage) for each in members)
         best = columns.best(n_rows if k is None else as_count("k", k))
-        objects, conditions = objects_at(members, best)
+        objects, conditions = objects_at(members, best, columns.key)
         table: dict[str, list[Any]] = {"object": words_of(as_describe(env), objects)}
     if conditions:
         table[keys.CONDITION] = conditions
-    for name in (keys.LOG_REWARD, "age"):
-        if (column := getattr(columns, name)) is not None:
+    key = keys.LOG_REWARD if is_log_reward(columns.key) else shown_name(columns.key)
+    for name, column in ((key, columns.log_reward), ("age", columns.age)):
+        if column is not None:
             table[name] = column[best].tolist()
     return table
 
@@ -189,7 +215,7 @@ def summarized(
     words: Sequence[str],
 ) -> BufferSummary:
     """Return the summary of the rows of some buffers, whose best objects are given in words."""
-    reward, age, log_prob, number = columns
+    reward, age, log_prob, number, key, entries = columns
     p = None if log_prob is None else log_prob.exp()
     top = None if reward is None else reward.argsort(descending=True, stable=True)[:N_TOP]
     return BufferSummary(
@@ -202,11 +228,22 @@ def summarized(
         top_share=None if p is None or top is None else float(p[top].sum()),
         mean_draw_age=None if p is None or age is None else float(p @ age.double()),
         best=tuple(zip(words, [] if reward is None else reward[best].tolist(), strict=True)),
+        key=key,
+        entries=entries,
     )
 
 
-def read_columns(rb: ReplayBuffer, members: Sequence[ReplayBuffer]) -> RowColumns:
-    """Return the numbers of each row of a buffer, which is :func:`locked` and has these members."""
+def read_columns(
+    rb: ReplayBuffer,
+    members: Sequence[ReplayBuffer],
+    named: NestedKey | None = None,
+    key: NestedKey | None = None,
+) -> RowColumns:
+    """Return the numbers of each row of a buffer, which is :func:`locked` and has these members.
+
+    ``named`` is the entry that holds the objects, and ``key`` what rows are ranked by; None for
+    those that rows tell.
+    """
     held = [each for each in members if len(each.storage)]
     if not held:
         return RowColumns(None, None, None, None)
@@ -214,8 +251,12 @@ def read_columns(rb: ReplayBuffer, members: Sequence[ReplayBuffer]) -> RowColumn
         log_prob = log_probs_of(rb.sampler, rb.storage).detach().cpu().double()
     except GfnRbError:  # of a sampler without a known law, or of rows that have no weight
         log_prob = None
-    reward, age = (_joined([*map(read, held)]) for read in (ranks_of, ages_of))
-    return RowColumns(reward, age, log_prob, _object_numbers(held))
+    key = _key(held[0]) if key is None else key
+    reward, age = _joined([ranks_of(each, key) for each in held]), _joined([*map(ages_of, held)])
+    number, entries = _object_numbers(held, key, named), ()
+    if number is None:
+        entries = (*object_entries(whole_rows(held[0], torch.arange(1)), key),)
+    return RowColumns(reward, age, log_prob, number, key, entries)
 
 
 def numbers_of(rb: ReplayBuffer) -> dict[str, Float64[Tensor, "n"]]:
@@ -248,7 +289,12 @@ def slots_of(
         start += len(member.storage)
 
 
-def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> tuple[Any, list[str]]:
+def objects_at(
+    members: Sequence[ReplayBuffer],
+    index: Int64[Tensor, "m"],
+    key: NestedKey,
+    named: NestedKey | None = None,
+) -> tuple[Any, list[str]]:
     """Return the objects of some rows of ``RowColumns``, a tensor or a list, and their conditions.
 
     Conditions are texts of numbers, and none unless all rows have one.
@@ -257,7 +303,7 @@ def objects_at(members: Sequence[ReplayBuffer], index: Int64[Tensor, "m"]) -> tu
     conditions: dict[int, str] = {}
     for member, at, slot in slots_of(members, index):
         rows = whole_rows(member, slot)
-        objects, condition = _objects(rows, _key(member)), rows.get(keys.CONDITION, None)
+        objects, condition = objects_of(rows, key, named), rows.get(keys.CONDITION, None)
         found |= zip(at.tolist(), [] if objects is None else objects[0], strict=True)
         if isinstance(condition, Tensor):
             conditions |= zip(at.tolist(), numbers_in_words(condition), strict=True)
@@ -321,8 +367,7 @@ def _key(rb: ReplayBuffer) -> NestedKey:
     key = getattr(rb.writer, "key", None)
     if key not in (None, keys.INDEX):
         return key
-    of_episodes = _column(rb, keys.EPISODE_LOG_REWARD) is not None
-    return keys.EPISODE_LOG_REWARD if of_episodes else keys.LOG_REWARD
+    return next((key for key in _REWARDS if _column(rb, key) is not None), keys.LOG_REWARD)
 
 
 def _column(rb: ReplayBuffer, key: NestedKey) -> Tensor | None:
@@ -332,9 +377,9 @@ def _column(rb: ReplayBuffer, key: NestedKey) -> Tensor | None:
         return None
 
 
-def ranks_of(rb: ReplayBuffer) -> Float64[Tensor, "n"] | None:
+def ranks_of(rb: ReplayBuffer, key: NestedKey | None = None) -> Float64[Tensor, "n"] | None:
     """Return what the rows of a buffer are ranked by, on the host; None if they have no key."""
-    value = _column(rb, _key(rb))
+    value = _column(rb, _key(rb) if key is None else key)
     return None if value is None else value.double().nan_to_num(-torch.inf, torch.inf, -torch.inf)
 
 
@@ -353,69 +398,18 @@ def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     return rows if compact is None else compact(rows)
 
 
-def _objects(
-    rows: TensorDictBase, key: NestedKey
-) -> tuple[Any, Bool[Tensor, "n"] | None, Int64[Tensor, "n d"]] | None:
-    """Return the object of each row, which of them are whole, and what tells them apart.
-
-    Rows without a state are taken for their first text, or else for their first entry.
-    """
-    held = {*rows.keys()}
-    if keys.STATE in held and isinstance(_entry(rows, keys.STATE), Tensor):
-        if keys.ACTION in held and keys.LENGTH not in held:  # transitions
-            done = rows.get(keys.NEXT_DONE, None)
-            rows = rows.select(keys.STATE, keys.CONDITION, strict=False)
-            if done is not None:
-                rows.set(keys.IS_TERMINATING, done)
-        found, columns = terminating_states(rows), state_columns(rows)
-        assert found is not None
-        assert columns is not None
-        return _cut(found[0], rows.get(keys.mask_key(keys.STATE), None)), found[1], columns
-    values = {
-        name: _entry(rows, name)
-        for name in rows.keys(True, True, is_leaf=is_leaf_nontensor)
-        if name not in {*_NO_OBJECT, key} and not keys.is_mask_key(name)
-    }
-    if not values:
-        return None
-    texts = [name for name, value in values.items() if not isinstance(value, Tensor)]
-    name = [*texts, *values][0]
-    mask = None if texts else rows.get(keys.mask_key(name), None)
-    found = _cut(values[name], mask)
-    is_dense = isinstance(found, Tensor)
-    return found, None, equal_bits(found) if is_dense else hashes_of(map(_content, found))
-
-
-def _content(each: Any) -> bytes:
-    """Return what tells a text or a tensor apart from others."""
-    if isinstance(each, str):
-        return each.encode()
-    if isinstance(each, Tensor):
-        return repr([*each.shape]).encode() + equal_bits(each[None]).cpu().numpy().tobytes()
-    raise ArgumentError(f"objects must be tensors or strings, got {kind_of(each)}")
-
-
-def _entry(rows: TensorDictBase, name: NestedKey) -> Any:
-    """Return an entry as a tensor, or as a list where rows hold text or differ in shape."""
-    value = rows.get(name)
-    return value if isinstance(value, Tensor) else [getattr(each, "data", each) for each in value]
-
-
-def _cut(value: Any, mask: Tensor | None) -> Any:
-    """Return padded rows as a list of what is in front of the padding; other rows as they are."""
-    if mask is None or mask.shape != value.shape[:2]:
-        return value
-    return [row[:n] for row, n in zip(value, mask.sum(1).tolist(), strict=True)]
-
-
-def _object_numbers(members: Sequence[ReplayBuffer]) -> Int64[Tensor, "n"] | None:
+def _object_numbers(
+    members: Sequence[ReplayBuffer], key: NestedKey, named: NestedKey | None
+) -> Int64[Tensor, "n"] | None:
     """Return a number for each distinct object, -1 for rows that are no whole object."""
     parts = []
     for rb in members:
         for index in torch.arange(len(rb.storage)).split(_CHUNK):
             try:
-                found = _objects(whole_rows(rb, index), _key(rb))
+                found = objects_of(whole_rows(rb, index), key, named)
             except GfnRbError:  # rows of no known kind
+                if named is not None:
+                    raise
                 return None
             if found is None:
                 return None

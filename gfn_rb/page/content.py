@@ -56,6 +56,22 @@ class BufferContent:
     axes: tuple[str, str] = ("", "")
     notes: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def reward_key(self) -> str:
+        """What rows are ranked by."""
+        return stored.shown_name(self.columns.key)
+
+    @property
+    def reward_title(self) -> str:
+        """The heading of the numbers that rows are ranked by; their unit where it is known."""
+        return "log R, nats" if stored.is_log_reward(self.columns.key) else self.reward_key
+
+    @property
+    def reward_axis(self) -> str:
+        """The label of an axis of these numbers."""
+        known = stored.is_log_reward(self.columns.key)
+        return "log-reward log R(x), nats" if known else self.reward_key
+
 
 def read_content(
     rb: ReplayBuffer,
@@ -63,12 +79,14 @@ def read_content(
     describe: stored.Describe | None = None,
     features: FeatureSource = None,
     batch_size: int | None = None,
+    named: NestedKey | None = None,
+    key: NestedKey | None = None,
 ) -> BufferContent:
     """Return what a page shows of a buffer, see :func:`gfn_rb.view`. What fails becomes a note."""
     read = None if features is None else Features(features)
     words = stored.as_describe(env if describe is None else describe)
     with stored.locked(rb) as members:
-        columns = stored.read_columns(rb, members)
+        columns = stored.read_columns(rb, members, named, key)
         n, number = sum(len(each.storage) for each in members), columns.object_number
         whole = torch.arange(n) if number is None else (number >= 0).nonzero()[:, 0]
         ranked = torch.zeros(n) if columns.log_reward is None else columns.log_reward
@@ -77,7 +95,9 @@ def read_content(
         content = BufferContent(columns, summary, row, batch_size or rb.batch_size or _BATCH_SIZE)
         if not n:
             return content
-        objects = None if number is None else stored.objects_at(members, row)[0]
+        objects = None
+        if number is not None:
+            objects = stored.objects_at(members, row, columns.key, named)[0]
         with _noted(content, "map"):
             x = _features(members, row, objects, env, read)
             content.position, content.axes = plane(x.cpu())
@@ -91,6 +111,11 @@ def read_content(
         )
     if objects is None:
         content.words = [f"row {i}" for i in row.tolist()]
+        if columns.entries:
+            names = ", ".join(map(stored.shown_name, columns.entries))
+            content.notes["objects"] = (
+                f"Objects are not known: view(..., objects=...) names their entry, of {names}"
+            )
         return content
     with _noted(content, "words"):
         content.words = stored.words_of(words, objects)

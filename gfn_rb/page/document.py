@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tensordict import NestedKey
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import as_count, require_kind
@@ -19,6 +20,7 @@ from gfn_rb.envs import GFNEnv
 from gfn_rb.envs.base import require_env
 from gfn_rb.errors import EmptyBufferError, GfnRbError
 from gfn_rb.page.content import BufferContent, FeatureSource, read_content
+from gfn_rb.page.curves import checked_curves
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ def view(
     describe: Describe | None = None,
     features: FeatureSource = None,
     curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    objects: NestedKey | None = None,
+    key: NestedKey | None = None,
     batch_size: int | None = None,
     title: str = "Replay buffer",
 ) -> Path:
@@ -53,9 +57,11 @@ def view(
             callable from rows [n] to a tensor [n, d]. Default: the features of a
             ``DiversityWriter``, else what networks see of states in ``env``, else the objects.
         curves: measurements of runs: for each configuration a list of runs, each a dictionary of
-            columns [k] with ``reward_calls`` and any of ``loss``, ``replay_loss``, ``modes_found``,
-            ``mean_age`` and other columns of ``metrics.csv``. Several runs become their mean and
-            range.
+            columns [k] or a DataFrame, with ``reward_calls`` and any other columns. ``loss``,
+            ``modes_found`` and others that ``gfn-rb train`` measures share plots; each other column
+            gets a plot of its own. Several runs become their mean and range.
+        objects: entry that holds the object of each row; see ``rb.summary``.
+        key: entry to rank rows by; see ``rb.best``.
         batch_size: number of rows of a batch, for expected draws. Default: that of the buffer, or
             64 if it has none.
         title: heading of the page.
@@ -65,7 +71,8 @@ def view(
 
     Raises:
         GfnRbError: Bokeh is not installed.
-        ArgumentError: an argument is of another kind, or ``curves`` lack ``reward_calls``.
+        ArgumentError: an argument is of another kind, or ``curves`` are no such columns.
+        KeyMismatchError: rows have no entry ``objects``.
         EmptyBufferError: there are neither rows nor curves.
         CheckpointError: writing to the disk failed.
 
@@ -80,8 +87,7 @@ def view(
         raise GfnRbError("bokeh is not installed: pip install 'gfn_rb[view]'") from error
     from gfn_rb.page.plots import plot_curves, plot_draws, plot_objects
 
-    curves = {} if curves is None else curves
-    require_kind("curves", curves, Mapping)
+    measured = {} if curves is None else checked_curves(curves)
     buffers = rb if isinstance(rb, Mapping) else {"": rb}
     for each in buffers.values():
         require_kind("rb", each, ReplayBuffer)
@@ -90,13 +96,13 @@ def view(
     if batch_size is not None:
         as_count("batch_size", batch_size)
     contents = {
-        name: read_content(each, env, describe, features, batch_size)
+        name: read_content(each, env, describe, features, batch_size, objects, key)
         for name, each in buffers.items()
     }
     held = {name: each for name, each in contents.items() if each.summary.n_rows}
-    if not held and not curves:
+    if not held and not measured:
         raise EmptyBufferError("rb must hold rows for a page without curves, got none")
-    document, sections = Document(), {"Runs": [*plot_curves(curves)] if curves else []}
+    document, sections = Document(), {"Runs": [*plot_curves(measured)]}
     for name, content in [*held.items()][:1]:
         parts, scripts = plot_objects(content)
         document.js_on_event("document_ready", *scripts)
@@ -130,7 +136,9 @@ def _verdict(content: BufferContent) -> dict[str, str]:
     summary, age = content.summary, content.columns.age
     n, found = summary.n_rows, {}
     if summary.log_rewards is not None and content.words:
-        found["best object"] = f"{content.words[-1]}, log R = {summary.log_rewards[-1]:.3f} nats"
+        name, _, unit = content.reward_title.partition(", ")
+        best = f"{content.words[-1]}, {name} = {summary.log_rewards[-1]:.3f} {unit}".rstrip()
+        found["best object" if content.columns.object_number is not None else "best row"] = best
     found["rows"] = f"{n:,}"
     if content.modes:
         found["modes in the buffer"] = content.modes

@@ -11,44 +11,23 @@ from bokeh.events import Reset, SelectionGeometry
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
-from gfn_rb.arguments import shown
-from gfn_rb.errors import ArgumentError
 from gfn_rb.page.content import BufferContent
+from gfn_rb.page.curves import AGE, CALLS, Columns, plots_of
 
 # Distinct with any kind of colour vision (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _GREY = "#767676"
 _BINS = 40
 _N_POINTS = 200  # of a mean over several runs, or of the concentration of draws
-_LOG_R, _AGE = "log-reward log R(x), nats", "age, policy versions (steps)"
 # Of the table: heading, lowest width in pixels, format of numbers.
 _TABLE = {
     "words": ("object", 150, None),
-    "reward": ("log R, nats", 100, "{0,0.000}"),
+    "reward": ("", 100, "{0,0.000}"),  # the heading is that of the rows
     "age": ("age, steps", 90, "{0,0}"),
     "draws": ("batches of 1,000", 150, "{0,0.0}"),
 }
 _STYLE = ":host { font-size: 13px; } .slick-header-column { font-weight: 600; }"
 _SELECT = "Drag to select rows in both plots and in the table."
-# Of curves: title, label of the axis, text, and the lines by their keys.
-_CURVES = {
-    "losses": ("Loss", "mean loss", "Mean loss of fresh and replayed batches since the last point.",
-               {"loss": "fresh", "replay_loss": "replayed"}),
-    "modes": ("Modes found", "modes", "Distinct modes sampled so far.", {"modes_found": "modes"}),
-    "best": ("Best 100 found", "mean score", "Mean score of the best 100 distinct objects so far.",
-             {"top_100_score": "best 100"}),
-    "distances": ("Distance from policy to target", "distance", "Exact, over all objects.",
-                  {"total_variation": "total variation",
-                   "jensen_shannon_distance": "Jensen-Shannon"}),
-    "agreement": ("Agreement of policy and target", "1 for an exact policy",
-                  "Correlations of log P(x) with log R(x), and mean score over the target's.",
-                  {"spearman": "Spearman", "pearson": "Pearson", "accuracy": "mean score"}),
-    "log_z": ("log Z", "nats", "Learned log Z, its estimates by samples, and the true one.",
-              {"log_z": "learned", "true_log_z": "true", "log_z_importance": "importance",
-               "elbo": "ELBO", "eubo": "EUBO"}),
-    "drawn_ages": ("Age of drawn rows", _AGE, "Mean age of the rows drawn since the last point.",
-                   {"mean_age": "mean age"}),
-}  # fmt: skip
 _DASHES = "solid", "dashed", "dotted", "dotdash", "dashdot"
 
 
@@ -77,7 +56,10 @@ def plot_objects(content: BufferContent) -> tuple[list[Section], list[models.Cus
         points["age"] = columns.age.numpy()[row].astype(np.int32)
     if content.draws is not None:
         points["draws"] = content.draws.numpy()[row] * 1000
+    of_reward = content.reward_title
     listed = {name: column for name, column in _TABLE.items() if name in points}
+    if "reward" in listed:
+        listed["reward"] = of_reward, *_TABLE["reward"][1:]
     if content.position is not None:
         points["x"], points["y"] = content.position.numpy().astype(np.float32).T
     source = models.ColumnDataSource(points)
@@ -103,17 +85,19 @@ def plot_objects(content: BufferContent) -> tuple[list[Section], list[models.Cus
         places = scatter("x", "y", *content.axes)
         if "reward" in points:
             places.add_layout(models.ColorBar(color_mapper=scale, width=10), "right")
-        text = f"Rows with similar features are near each other. Colour is log R in nats. {_SELECT}"
+        colour = f"Colour is {of_reward}. " * ("reward" in points)
+        text = f"Rows with similar features are near each other. {colour}{_SELECT}"
         parts.append(Section("map", "Map of objects", text, places))
     if "reward" not in points:
-        parts.append(Section("", "", "No rewards recorded: rows have no log_reward."))
+        parts.append(Section("", "", f"No rewards recorded: rows have no {content.reward_key}."))
     elif "age" not in points:
         parts.append(Section("", "", "No ages recorded: rows have no policy_version."))
     else:
-        ages, text = scatter("age", "reward", _AGE, _LOG_R), f"Rows at the right are old. {_SELECT}"
+        ages = scatter("age", "reward", AGE, content.reward_axis)
+        text = f"Rows at the right are old. {_SELECT}"
         parts.append(Section("ages", "Age and reward", text, ages))
     table = models.DataTable(
-        source=listing, columns=[_column(name, content.words) for name in listed],
+        source=listing, columns=[_column(name, *listed[name], content.words) for name in listed],
         index_position=None, height=380, sizing_mode="stretch_width", autosize_mode="none",
         reorderable=False, stylesheets=[models.InlineStyleSheet(css=_STYLE)],
     )  # fmt: skip
@@ -134,7 +118,7 @@ def plot_draws(content: BufferContent) -> Iterator[Section]:
     if columns.log_reward is not None and (finite := np.isfinite(columns.log_reward.numpy())).any():
         reward, uniform = columns.log_reward.numpy()[finite], np.full(len(share), 1 / len(share))
         ends = np.quantile(reward, [0.005, 1.0])
-        plot = _plot(_LOG_R, "share of rows or of draws")
+        plot = _plot(content.reward_axis, "share of rows or of draws")
         for name, weight, color in (
             ("kept rows", uniform, _GREY), ("drawn rows", share, COLORS[0])
         ):  # fmt: skip
@@ -161,18 +145,23 @@ def plot_draws(content: BufferContent) -> Iterator[Section]:
         _with_legend(plot))  # fmt: skip
 
 
-def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Section]:
-    """Yield what was measured over reward calls, with a colour for each configuration."""
+def plot_curves(curves: Mapping[str, Sequence[Columns]]) -> Iterator[Section]:
+    """Yield what was measured over reward calls, with a colour for each configuration.
+
+    Of columns that are not usual and have no finite number, only that is said.
+    """
     several = any(len(runs) > 1 for runs in curves.values())
     spread = " Lines are means over runs, bands their range." if several else ""
-    for name, (title, axis, text, lines) in _CURVES.items():
+    for name, (title, axis, text, lines) in plots_of(curves).items():
         known = [
             (kind if len(curves) == 1 else f"{group}, {kind}", color, dash, measured)
             for (group, runs), color in zip(curves.items(), COLORS * len(curves), strict=False)
-            for (key, kind), dash in zip(lines.items(), _DASHES, strict=False)
-            if (measured := [each for run in runs if len((each := _measured(run, key))[0])])
+            for (column, kind), dash in zip(lines.items(), _DASHES, strict=False)
+            if (measured := [each for run in runs if len((each := _measured(run, column))[0])])
         ]
         if not known:
+            if name.startswith("own_"):
+                yield Section("", "", f"No curve of {title}: it has no finite number.")
             continue
         lowest = min(y.min() for *_, measured in known for _, y in measured)
         scale = "log" if name == "losses" and lowest > 0 else "linear"
@@ -193,18 +182,12 @@ def plot_curves(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[S
         yield Section(name, title, text + spread, _with_legend(plot))
 
 
-def _measured(run: Mapping[str, Any], key: str) -> tuple[np.ndarray, np.ndarray]:
+def _measured(run: Columns, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Return reward calls and values where a column was measured."""
-    try:
-        calls = np.asarray(run["reward_calls"], np.float64)
-        value = np.asarray(run.get(key, np.full(len(calls), np.nan)), np.float64)
-        known = np.isfinite(value)
-        return calls[known], value[known]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ArgumentError(
-            "curves must be lists of runs by configuration, each run with columns of one length by "
-            f"name and 'reward_calls' among them, got {shown(run)}"
-        ) from error
+    calls = run[CALLS]
+    value = run.get(column, np.full(len(calls), np.nan))
+    known = np.isfinite(value) & np.isfinite(calls)
+    return calls[known], value[known]
 
 
 def _plot(x: str, y: str, *, tools: str = "", **options: Any) -> Any:
@@ -226,8 +209,9 @@ def _with_legend(plot: Any) -> Any:
     return plot
 
 
-def _column(name: str, words: Sequence[str]) -> models.TableColumn:
-    title, width, form = _TABLE[name]
+def _column(
+    name: str, title: str, width: int, form: str | None, words: Sequence[str]
+) -> models.TableColumn:
     if form is None:
         longest = max(map(len, words), default=0)
         return models.TableColumn(field=name, title=title, width=max(width, min(8 * longest, 600)))

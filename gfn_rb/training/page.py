@@ -13,7 +13,8 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.checkpoint import open_buffer
 from gfn_rb.errors import CheckpointError
 from gfn_rb.page import view
-from gfn_rb.training.comparison import compare_runs, read_columns
+from gfn_rb.page.curves import CALLS, USUAL
+from gfn_rb.training.comparison import Columns, compare_runs, read_columns
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.training.session.reading import printable, read_json
@@ -29,7 +30,7 @@ def write_report(folder: RunFolder, trainer: Trainer) -> None:
         columns["true_log_z"] = np.full_like(columns["reward_calls"], log_z)
     view(
         trainer.replayed, folder.report, env=trainer.env, batch_size=config.n_replayed or None,
-        curves={config.env: [columns]},
+        curves={config.env: [_usual(columns)]},
         title=f"{config.env}, seed {config.seed}, {trainer.steps_done:,} steps",
     )  # fmt: skip
 
@@ -75,6 +76,11 @@ def write_page(paths: Sequence[Path], out: Path | None = None, trust: bool = Fal
         buffers, out or RunFolder(paths[0]).report,
         env=None if first is None else first.make_env(),
         batch_size=None if first is None else first.n_replayed or None,
-        curves={label: [run.columns for run in runs] for label, runs in curves.items()},
+        curves={label: [_usual(run.columns) for run in runs] for label, runs in curves.items()},
         title=f"{comparison.env} after {comparison.calls:,} reward calls",
     )  # fmt: skip
+
+
+def _usual(columns: Columns) -> Columns:
+    """Return the columns of a run that pages of runs show: not times and counts of rows."""
+    return {name: column for name, column in columns.items() if name in {*USUAL, CALLS}}

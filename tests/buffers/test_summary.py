@@ -17,12 +17,15 @@ from gfn_rb import (
     Trajectories,
     diverse_buffer,
     fifo_buffer,
+    open_buffer,
     reward_prioritized_buffer,
+    save_checkpoint,
     state_buffer,
     terminating_state_buffer,
     transition_buffer,
 )
 from gfn_rb.envs import HyperGrid
+from gfn_rb.errors import KeyMismatchError
 from gfn_rb.policies import ForwardPolicy
 
 ENV = HyperGrid(2, 5)
@@ -187,3 +190,61 @@ def test_what_there_is_not_is_said() -> None:
     told = other.summary()
     assert "none stored" in str(told)
     assert (told.log_rewards, told.effective_rows, told.best, told.n_objects) == (None, None, (), 1)
+
+
+# Objects of rows without a state.
+
+
+def told(key=None, **entries):
+    rb = fifo_buffer(4)
+    rb.extend({"log_reward": [0.0, 1.0], **entries})
+    return rb, rb.summary(key=key)
+
+
+def test_counts_and_measures_are_no_objects() -> None:
+    steps = {"length": [3, 4], "step_count": [1, 2], "action": [0, 1], "done": [True, False]}
+    measures = {"advantage": [0.5, 1.5], "reward": [[1.0], [2.0]]}
+    _, summary = told(**steps, **measures)
+    assert (summary.n_objects, summary.best, summary.entries) == (None, (), ())
+    assert "best objects" not in str(summary)
+    _, summary = told(**steps, **measures, observation=[[1.0, 2.0], [3.0, 4.0]])
+    assert summary.best[0] == ("(3, 4)", 1.0)
+
+
+def test_of_several_entries_none_is_guessed_and_one_may_be_named() -> None:
+    rb, summary = told(prompt=[[1, 2], [3, 4]], answer=[[5], [6]], length=[2, 2])
+    assert (summary.n_objects, summary.entries) == (None, ("prompt", "answer"))
+    assert "objects               not known: summary(objects=...) names the entry, of prompt, " in (
+        str(summary)
+    )
+    assert rb.summary(objects="answer").best == (("(6)", 1.0), ("(5)", 0.0))
+    assert rb.summary(objects="length").n_objects == 1
+    with pytest.raises(KeyMismatchError, match=r"^objects must name .*'prompt'.* 'smiles'"):
+        rb.summary(objects="smiles")
+
+
+def test_text_and_entries_of_several_lengths_come_before_others() -> None:
+    storage = RaggedStorage(4, {"tokens": 9, "smiles": 9}, text=["smiles"])
+    rb = fifo_buffer(4, storage=storage)
+    rb.extend({"tokens": [[1], [2, 3]], "smiles": ["C", "CC"], "x": [1, 2], "log_reward": [0, 1.0]})
+    assert rb.summary().best[0] == ("CC", 1.0)
+    ragged = fifo_buffer(4, storage=RaggedStorage(4, {"tokens": 9}))
+    ragged.extend({"tokens": [[1], [2, 3]], "prompt": [1, 2], "log_reward": [0, 1.0]})
+    assert ragged.summary().best[0] == ("(2, 3)", 1.0)
+
+
+@pytest.mark.parametrize("merges", [False, True])
+def test_rows_are_ranked_by_the_key_that_is_named(merges, tmp_path) -> None:
+    rb = fifo_buffer(4)
+    rb.extend({"x": [[1, 1], [2, 2], [3, 3]], "reward": [1.0, 3.0, 2.0], "score": [9.0, 7.0, 8.0]})
+    if merges:
+        save_checkpoint(tmp_path / "merged.ckpt", MergedReplayBuffer(rb, fifo_buffer(4)))
+        rb = open_buffer(tmp_path / "merged.ckpt")
+    assert rb.best(2)["x"].tolist() == [[2, 2], [3, 3]]
+    assert rb.best(2, key="score")["x"].tolist() == [[1, 1], [3, 3]]
+    text = str(rb.summary())
+    assert "reward                1 to 3, quartiles 1 2 3" in text
+    assert "log-reward" not in text
+    assert rb.summary(key="score").best[0] == ("(1, 1)", 9.0)
+    with pytest.raises(KeyMismatchError, match=r"without 'loss': best\(key=\.\.\.\) names"):
+        rb.best(key="loss")

@@ -16,7 +16,8 @@ from tensordict import TensorDict
 
 import gfn_rb
 from gfn_rb import diverse_buffer, fifo_buffer
-from gfn_rb.errors import GfnRbError
+from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.page.curves import checked_curves
 
 CURVES = {
     "replay": [
@@ -75,7 +76,7 @@ def test_curves_alone_make_a_page(tmp_path) -> None:
 def test_several_runs_become_their_mean_and_range() -> None:
     from gfn_rb.page.plots import plot_curves
 
-    losses, modes = plot_curves(CURVES)
+    losses, modes = plot_curves(checked_curves(CURVES))
     band, replay, without = (each.data_source.data for each in modes.model.renderers)
     assert replay["y"][-1] == 4
     assert (band["y1"][-1], band["y2"][-1]) == (3, 5)
@@ -92,10 +93,78 @@ def test_a_mean_is_over_the_calls_that_all_runs_have() -> None:
         {"reward_calls": [first, 20, last], "modes_found": [0, 1, 3]}
         for first, last in ((0, 30), (10, 40))
     ]
-    (modes,) = plot_curves({"replay": runs})
+    (modes,) = plot_curves(checked_curves({"replay": runs}))
     for each in modes.model.renderers:  # the band and the line
         x = each.data_source.data["x"]
         assert (x[0], x[-1]) == (10, 30)
+
+
+def test_own_measurements_are_drawn(tmp_path) -> None:
+    own = {
+        "reward_calls": [0, 10],
+        "top_k_reward": [0.5, 0.75],
+        "loss": [2.0, 1.0],
+        "kl": [None] * 2,
+    }
+    text = text_of(gfn_rb.view({}, tmp_path / "page.html", curves={"mine": [own]}))
+    assert "top_k_reward Measurements given in curves." in text
+    assert "Loss" in text
+    assert "No curve of kl: it has no finite number." in text
+    frames = pytest.importorskip("pandas")
+    (run,) = checked_curves({"mine": [frames.DataFrame(own)]})["mine"]
+    assert run["top_k_reward"].tolist() == [0.5, 0.75]
+
+
+WRONG_CURVES = {
+    r"curves must be a Mapping, got a list": [{"reward_calls": [0]}],
+    r"curves\['a'\] must be a list of runs, .*: put the run in a list, \{'a': \[run\]\}": {
+        "a": {"reward_calls": [0], "loss": [1.0]}
+    },
+    r"curves\['a'\]\[1\] must be a run, a dict of columns or a DataFrame, got a list": {
+        "a": [{"reward_calls": [0]}, [1.0, 2.0]]
+    },
+    r"curves\['a'\]\[0\] must have the column 'reward_calls', .* got \['step', 'loss'\]": {
+        "a": [{"step": [0], "loss": [1.0]}]
+    },
+    r"curves\['a'\]\[0\]\['kl'\] must have 2 numbers, as many as 'reward_calls', got 3": {
+        "a": [{"reward_calls": [0, 1], "kl": [1, 2, 3]}]
+    },
+    r"curves\['a'\]\[0\]\['kl'\] must be a list of numbers or None, got a list: \['low'\]": {
+        "a": [{"reward_calls": [0], "kl": ["low"]}]
+    },
+    r"curves\['a'\]\[0\]\['kl'\] must be a list of numbers or None, got a float: 0.5": {
+        "a": [{"reward_calls": [0], "kl": 0.5}]
+    },
+}
+
+
+@pytest.mark.parametrize("message", WRONG_CURVES)
+def test_each_mistake_in_curves_has_its_message(message, tmp_path) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        gfn_rb.view({}, tmp_path / "page.html", curves=WRONG_CURVES[message])
+    assert not (tmp_path / "page.html").exists()
+
+
+# Rows whose object and reward have other names.
+
+
+def returns_buffer(**more):
+    rb = fifo_buffer(10)
+    rb.extend({"length": [3, 4], "score": [0.5, 2.0], "step_count": [7, 8], **more})
+    return rb
+
+
+def test_a_page_names_objects_and_units_only_where_they_are_known(tmp_path) -> None:
+    rb, path = returns_buffer(reward=[1.0, 2.5]), tmp_path / "page.html"
+    text = text_of(gfn_rb.view(rb, path))
+    assert "best row row 1, reward = 2.500 rows 2" in text
+    assert "nats" not in text
+    rb = returns_buffer(smiles_id=[[1, 2], [3, 4]], parent=[[1, 2], [3, 4]], reward=[1.0, 2.5])
+    text = text_of(gfn_rb.view(rb, path))
+    assert "view(..., objects=...) names their entry, of smiles_id, parent" in text
+    text = text_of(gfn_rb.view(rb, path, objects="smiles_id", key="score"))
+    assert "best object (3, 4), score = 2.000" in text
+    assert "Colour is score." in text
 
 
 def test_shares_of_draws_add_up_from_the_most_drawn_row() -> None:
