@@ -6,18 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import KeepsArguments, as_count, require_kind
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.rate_limiter import RateLimiter
+from gfn_rb.buffers.readable import Readable
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.rows import row_of, rows_of
@@ -27,14 +28,12 @@ from gfn_rb.errors import (
     EmptyBufferError,
     GfnRbError,
     KeyMismatchError,
+    ShapeError,
 )
 from gfn_rb.forks import warn_of_old_rows
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
-
-if TYPE_CHECKING:
-    import gfn_rb.buffers.summary
 
 _ROWS = 1000  # of the storage, unless one is given
 
@@ -134,8 +133,9 @@ class _TrackedWrites(DrawsAhead):
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             if fresh is None:
+                version = _version_of(data) if self.max_age is None else None
                 index = write(data)
-                if self.max_age is None and (version := _version_of(data)) is not None:
+                if version is not None:
                     self._advance(version)
                 return index
             self.statistics.n_old += may * (len(data) - len(fresh))
@@ -191,6 +191,10 @@ class _TrackedWrites(DrawsAhead):
                 f"rows must have {POLICY_VERSION!r} for max_age={self.max_age}, got "
                 f"{sorted(map(str, data.keys(True, True)))}"
             )
+        if version.numel() != len(data):
+            raise ShapeError(
+                f"{POLICY_VERSION} must be one integer per row, got shape {list(version.shape)}"
+            )
         newest = int(self.statistics.newest)
         if version.numel() and (came := int(version.max())) > newest:
             self.writer.checked(data)
@@ -205,71 +209,6 @@ class _TrackedWrites(DrawsAhead):
                 oldest = max(int(version), int(self.statistics.newest)) - self.max_age
                 self.writer.remove((self._versions.values(self.storage) < oldest).nonzero()[:, 0])
             self.statistics.note_version(version)
-
-
-class Readable(KeepsArguments):
-    """Methods of a replay buffer that show what it holds."""
-
-    def best(self: Any, k: int = 10, key: NestedKey | None = None) -> TensorDictBase:
-        """Return the k rows of highest reward, best first, as they were added.
-
-        Each has its slot as ``index``, and in a merged buffer the number of
-        its member as ``buffer_id``. Transforms of the buffer do not apply, except that compact rows
-        are made whole. Rows of a ``RaggedStorage`` are padded.
-
-        Args:
-            k: number of rows, at least 1. Fewer are returned if the buffer holds fewer.
-            key: entry of one number per row to rank by. Default: the key of the writer, else the
-                first that rows have of ``episode_log_reward``, ``log_reward`` and ``reward``.
-
-        Raises:
-            EmptyBufferError: the buffer holds no rows.
-            KeyMismatchError: rows have no rewards.
-        """
-        from gfn_rb.buffers.summary import best_rows  # which few programs need
-
-        return best_rows(self, as_count("k", k), key)
-
-    def summary(
-        self: Any,
-        describe: Any = None,
-        objects: NestedKey | None = None,
-        key: NestedKey | None = None,
-    ) -> gfn_rb.buffers.summary.BufferSummary:
-        """Return a summary, which prints as at most 12 lines.
-
-        Args:
-            describe: environment with a method ``describe``, or callable from objects [n, *S] to a
-                text for each. Default: print the numbers.
-            objects: entry that holds the object of each row. Default: the terminating state, else
-                the entry of text, else that of several lengths, else the only one that neither
-                measures a row nor counts its steps. If several may be it, the summary lists them.
-            key: entry to rank rows by, as of :meth:`best`.
-
-        Raises:
-            KeyMismatchError: rows have no entry ``objects``.
-            ArgumentError: ``describe`` is neither of them, raises, or does not return texts.
-
-        Examples:
-            >>> print(rb.summary(env))
-        """
-        from gfn_rb.buffers.summary import summarize
-
-        return summarize(self, describe, objects, key)
-
-    def to_pandas(self: Any, env: Any = None, k: int | None = None) -> Any:
-        """Return what ``gfn_rb.checkpoint.export_table`` writes as a ``pandas.DataFrame``.
-
-        Args:
-            env: environment with a method ``describe``, or callable from objects [n, *S] to texts.
-            k: number of objects, at least 1, best first. Default: all.
-
-        Raises:
-            ArgumentError: pandas is not installed, or ``env`` does not describe the objects.
-        """
-        from gfn_rb.buffers.summary import frame_of  # which few programs need
-
-        return frame_of(self, env, k)
 
 
 class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
@@ -432,7 +371,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        self._advance(version)
+        self._advance(as_count("policy_version", version, -(2**63)))
 
     def stats(self) -> dict[str, int | float | bool]:
         """Return what ``ReplayBuffer.stats`` returns, and the counts if rows are counted.
@@ -506,4 +445,12 @@ def _restoring(rb: ReplayBuffer) -> Iterator[None]:
 
 
 def _version_of(rows: Any) -> Tensor | None:
-    return rows.get(POLICY_VERSION, None) if isinstance(rows, TensorDictBase) else None
+    """Return the policy versions of rows, None if they have none."""
+    version = rows.get(POLICY_VERSION, None) if isinstance(rows, TensorDictBase) else None
+    if version is None or (isinstance(version, Tensor) and not version.is_floating_point()):
+        return version
+    what = f"numbers of {version.dtype}" if isinstance(version, Tensor) else "text"
+    raise ArgumentError(
+        f"{POLICY_VERSION} must be integers that count updates of the policy, got {what}: "
+        "TorchRL's PolicyVersion('int') counts"
+    )

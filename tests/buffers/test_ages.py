@@ -6,11 +6,18 @@ from functools import partial
 import pytest
 import torch
 from factories import DEVICES, Ladder, rows, seeded, trajectories, without_waits
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torchrl.collectors import Collector
 
 import gfn_rb
-from gfn_rb import ActionSampler, MergedReplayBuffer, PackTrajectories
-from gfn_rb.errors import KeyMismatchError
+from gfn_rb import (
+    ActionSampler,
+    MergedReplayBuffer,
+    PackTrajectories,
+    RaggedStorage,
+    fifo_buffer,
+)
+from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.policies import ForwardPolicy
 
 PRESETS = {
@@ -188,3 +195,42 @@ def test_counting_ages_waits_for_no_device():
         rb.statistics.count_ages(batch["policy_version"])
         rb.statistics.note_version(batch["policy_version"])
     assert rb.stats()["drawn"] == 4
+
+
+UUID = "2f8d1c1e-uuid"
+
+
+@pytest.mark.parametrize("limits", [{"max_age": 2}, {"statistics": True}], ids=str)
+@pytest.mark.parametrize(
+    ("version", "got"),
+    [
+        (NonTensorStack(UUID, UUID), "text"),
+        (NonTensorData(UUID, batch_size=[2]), "text"),
+        (torch.tensor([0.5, 1.5]), "numbers of torch.float32"),
+    ],
+    ids=["each", "all", "real"],
+)
+def test_versions_that_do_not_count_are_refused_in_words(version, got, limits):
+    for storage in (None, RaggedStorage(9, {"policy_version": 40}, text=["policy_version"])):
+        rb = fifo_buffer(9, storage=storage, **limits)
+        rows = TensorDict({"x": torch.zeros(2), "policy_version": version}, [2])
+        for write in (rb.extend, lambda data, rb=rb: rb.add(data[0])):
+            with pytest.raises(ArgumentError, match=rf"must be integers .* got {got}: .*PolicyV"):
+                write(rows)
+        assert len(rb) == rb.stats()["offered"] == 0
+
+
+def test_several_versions_of_a_row_are_refused():
+    rb = fifo_buffer(9, max_age=2)
+    with pytest.raises(ShapeError, match=r"one integer per row, got shape \[2, 3\]"):
+        rb.extend({"x": torch.zeros(2), "policy_version": torch.zeros(2, 3, dtype=torch.int64)})
+    assert len(rb) == 0
+
+
+@pytest.mark.parametrize("version", ["new", None, 1.5, True])
+def test_a_version_that_does_not_count_cannot_be_assigned(version):
+    rb = fifo_buffer(9, max_age=2)
+    rb.policy_version = torch.tensor(3)
+    with pytest.raises(ArgumentError, match="policy_version must be an integer"):
+        rb.policy_version = version
+    assert rb.policy_version == 3

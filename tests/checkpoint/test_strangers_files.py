@@ -159,7 +159,7 @@ def own_classes() -> dict[str, type]:
 
 # Bases that nobody makes, parts of a whole that makes them, and what needs an object of others.
 NOT_MADE = {
-    "gfn_rb.buffers.merged_sampler:MergedSampler", "gfn_rb.buffers.replay_buffer:Readable",
+    "gfn_rb.buffers.merged_sampler:MergedSampler", "gfn_rb.buffers.readable:Readable",
     "gfn_rb.buffers.transforms:RowTransform", "gfn_rb.envs.base:GFNEnv",
     "gfn_rb.envs.continuous:ContinuousEnv", "gfn_rb.envs.diffusion:DiffusionEnv",
     "gfn_rb.envs.enumerable:EnumerableEnv", "gfn_rb.envs.grid:GridEnv",
