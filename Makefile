@@ -1,18 +1,20 @@
 # Two commands do everything on a machine that holds only Python and this repository:
 #   make train   set up .venv, train on TFBind8 on the CPU, write a report
 #   make test    set up .venv, lint, type-check, run the tests of daily work
-# and four more:
+# and these:
 #   make test-all   the same with the slow tests, and with types checked at each call
 #   make test-numpy2  the tests of daily work with NumPy 2, which torchgfn does not allow
+#   make test-nightly  the tests of buffers with TorchRL's and tensordict's nightly versions
 #   make test-cuda  the tests that need a CUDA device, skipped where there is none
 #   make docs       set up .venv, build docs/ into site/
 PYTHON ?= python3
 VENV := .venv
+NIGHTLY ?= torchrl-nightly==2026.10.27 tensordict-nightly==2026.10.26
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 ARGS ?=
 
-.PHONY: train test test-all test-cuda test-numpy2 lint types tests bench docs images clean
+.PHONY: train test test-all test-cuda test-nightly test-numpy2 lint types tests bench docs images clean
 
 train: $(VENV)/.train
 	$(BIN)/gfn-rb train tfbind8 $(ARGS)
@@ -39,6 +41,11 @@ test-numpy2: export PYTHONDONTWRITEBYTECODE =
 test-numpy2:
 	$(MAKE) VENV=.venv-numpy2 .venv-numpy2/.numpy2
 	.venv-numpy2/bin/python -m pytest -n 2 $(ARGS)
+
+test-nightly: export PYTHONDONTWRITEBYTECODE =
+test-nightly:
+	$(MAKE) VENV=.venv-nightly .venv-nightly/.nightly
+	.venv-nightly/bin/python -m pytest -n 2 $(ARGS) tests/writers tests/samplers tests/buffers tests/containers tests/checkpoint
 
 test-cuda: $(VENV)/.test
 	$(BIN)/python -m pytest -m cuda $(ARGS)
@@ -72,5 +79,11 @@ $(VENV)/.numpy2: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --upgrade 'numpy>=2'
 	touch $@
 
+# They are distributions of other names: pip would leave both in one folder.
+$(VENV)/.nightly: $(VENV)/.test
+	$(BIN)/python -m pip uninstall --quiet --yes torchrl tensordict
+	$(PIP) $(NIGHTLY)
+	touch $@
+
 clean:
-	rm -rf $(VENV) .venv-numpy2 site
+	rm -rf $(VENV) .venv-nightly .venv-numpy2 site

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import linecache
 import multiprocessing
 import sys
@@ -17,7 +18,7 @@ from statistics_of_draws import chi_square_p
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from gfn_rb.checkpoint import Journal
 from gfn_rb.codec import LazyBuffer
@@ -27,6 +28,10 @@ from gfn_rb.envs import EnumerableEnv, GFNEnv, SequenceEnv
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 SINK = -1
+
+
+# TorchRL after 0.14.1 has draws that wait.
+TORCHRL_WAITS = "wait" in inspect.signature(ReplayBuffer.sample).parameters
 
 
 def in_fresh_process(work, *args):

@@ -63,6 +63,8 @@ class ExperienceMemory:
 
     memory: TensorDictReplayBuffer
     epoch_iterator: Iterator[TensorDictBase] | None
+    device: torch.device
+    storing_device: torch.device
 
     def __init__(
         self,
@@ -73,8 +75,7 @@ class ExperienceMemory:
         *,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.device = as_device("device", device)
-        self.storing_device = as_device("storing_device", storing_device)
+        self.device, self.storing_device = device, storing_device
         require_kind("generator", generator, torch.Generator, lambda value: value is None)
         self.print_gc_warning = print_gc_warning
         self._generator = generator
@@ -315,7 +316,7 @@ class ExperienceMemory:
         """Restore what :meth:`save` saved.
 
         ObjectRL's own file contains no experiences. The memory is then empty, of its
-        ``buffer_size``.
+        ``buffer_size``, with a warning if the file counts some.
 
         Args:
             path: path of the files without their suffixes.
@@ -337,9 +338,25 @@ class ExperienceMemory:
         size: Any = metadata.get("buffer_size")
         if type(size) is not int or size < 1:
             raise CheckpointError(f"{file} must contain a buffer_size above 0, got {size!r:.80}")
+        if metadata.get("data_size"):
+            warnings.warn(
+                f"{file} has counters alone, of {metadata['data_size']} experiences: the memory is "
+                "empty",
+                stacklevel=2,
+            )
         self.reset(size)
 
     # Within.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("buffer_size", "data_size", "size", "pointer"):
+            raise ArgumentError(
+                f"{name} cannot be assigned, it is {getattr(self, name)} by what the memory holds: "
+                "reset(buffer_size=...) makes another memory, add and add_batch fill it"
+            )
+        if name in ("device", "storing_device"):
+            value = as_device(name, value)
+        super().__setattr__(name, value)
 
     def _counters(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("buffer_size", "data_size", "pointer")}

@@ -1,11 +1,9 @@
 """Draws that wait for rows, and counted draws: of TorchRL after 0.14.1."""
 
-import inspect
 import threading
 
 import pytest
-from factories import rows
-from torchrl.data import ReplayBuffer
+from factories import TORCHRL_WAITS, rows
 
 from gfn_rb import (
     MergedReplayBuffer,
@@ -17,10 +15,7 @@ from gfn_rb import (
 )
 
 pytestmark = [
-    pytest.mark.skipif(
-        "wait" not in inspect.signature(ReplayBuffer.sample).parameters,
-        reason="draws of this version of TorchRL do not wait",
-    ),
+    pytest.mark.skipif(not TORCHRL_WAITS, reason="draws of this version of TorchRL do not wait"),
     # TorchRL, of a draw of another size than the buffer's
     pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes:UserWarning"),
 ]

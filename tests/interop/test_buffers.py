@@ -21,7 +21,7 @@ from interop.torchgfn_items import (  # noqa: E402
 )
 
 import gfn_rb.interop.torchgfn as ours  # noqa: E402
-from gfn_rb.errors import CheckpointError  # noqa: E402
+from gfn_rb.errors import ArgumentError, CheckpointError  # noqa: E402
 
 BUFFERS = {
     "fifo": ("ReplayBuffer", {}),
@@ -274,3 +274,50 @@ def test_unreadable_files_change_nothing(tmp_path) -> None:
         with pytest.raises(CheckpointError, match=why):
             buffer.load(str(tmp_path / name))
         assert len(buffer) == 3
+
+
+CHANGES = {
+    "keep the best": ("fifo", "prioritized_capacity", True),
+    "keep the newest": ("prioritised", "prioritized_capacity", False),
+    "of states": ("terminating", "prioritized_capacity", False),
+    "further apart": ("diverse", "cutoff_distance", 2.0),
+    "closer": ("diverse p=2", "cutoff_distance", 0.0),
+    "no longer apart": ("diverse 1", "cutoff_distance", -1.0),
+    "by another norm": ("diverse 1", "p_norm_distance", 4.0),
+    "by reward": ("fifo", "prioritized_sampling", True),
+}
+
+
+@pytest.mark.parametrize("when", [0, 1, 3])
+@pytest.mark.parametrize("change", CHANGES)
+def test_assigned_attributes_count_from_the_next_add(change, when, monkeypatch) -> None:
+    monkeypatch.setattr(theirs.replay_buffer, "torch", StableTorch())
+    torch.manual_seed(0)
+    name, attribute, value = CHANGES[change]
+    mine, other = pair(name, 20)
+    for i, container in enumerate(batches("trajectories", name, GRID, 6, 8)):
+        if i == when:
+            setattr(mine, attribute, value)
+            setattr(other, attribute, value)
+            assert getattr(mine, attribute) == value
+            if len(other):
+                assert_same(mine.training_container, other.training_container)
+        mine.add(container)
+        other.add(container)
+        assert_same(mine.training_container, other.training_container)
+
+
+def test_attributes_that_are_fixed_name_the_option() -> None:
+    rb, diverse = ours.ReplayBuffer(GRID, 5), ours.NormBasedDiversePrioritizedReplayBuffer(GRID, 5)
+    with pytest.raises(ArgumentError, match=r"capacity cannot be assigned, it stays 5: make"):
+        rb.capacity = 10
+    with pytest.raises(ArgumentError, match="env cannot be assigned"):
+        rb.env = WARM
+    with pytest.raises(ArgumentError, match=r"prioritized_capacity cannot be assigned.* True"):
+        diverse.prioritized_capacity = False
+    with pytest.raises(ArgumentError, match="cutoff_distance"):
+        diverse.cutoff_distance = "far"
+    with pytest.raises(ArgumentError, match="baseline_refresh_after"):
+        rb.baseline_refresh_after = 0
+    assert (rb.capacity, rb.env, diverse.cutoff_distance) == (5, GRID, 0.0)
+    assert diverse.prioritized_capacity

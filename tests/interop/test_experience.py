@@ -281,7 +281,8 @@ def test_objectrl_can_load_what_is_saved(tmp_path):
     fresh.load(str(path))
     assert fresh.sample_all()["action"].equal(buffer.sample_all()["action"])
     torch.save(counters, tmp_path / "theirs.metadata")  # which has no experiences
-    fresh.load(tmp_path / "theirs")
+    with pytest.warns(UserWarning, match="counters alone, of 10 experiences: the memory is empty"):
+        fresh.load(tmp_path / "theirs")
     assert (fresh.buffer_size, fresh.data_size, fresh.pointer) == (10, 0, 0)
 
 
@@ -385,3 +386,22 @@ class Against(RuleBasedStateMachine):
 
 TestAgainst = Against.TestCase
 TestAgainst.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
+
+
+@pytest.mark.parametrize("name", ["buffer_size", "data_size", "size", "pointer"])
+def test_counters_cannot_be_assigned(name):
+    buffer = memory(3, size=5)
+    with pytest.raises(ArgumentError, match=rf"{name} cannot be assigned, it is [35] .*reset\("):
+        setattr(buffer, name, 1)
+    assert (buffer.buffer_size, buffer.data_size, buffer.size, buffer.pointer) == (5, 3, 3, 3)
+
+
+def test_assigned_devices_are_used():
+    buffer = memory(3)
+    with pytest.raises(ArgumentError, match="storing_device"):
+        buffer.storing_device = "nowhere"
+    buffer.device, buffer.storing_device = "meta", "cpu"
+    assert buffer.sample_all().device.type == "meta"
+    buffer.reset()
+    buffer.add_batch(transitions(range(2)))
+    assert len(buffer) == 2

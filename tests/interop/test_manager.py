@@ -143,6 +143,71 @@ def test_rows_below_the_baseline_are_not_sent() -> None:
     assert made.replay_buffer.training_container.log_rewards.tolist() == [2.0, 3.0]
 
 
+def test_assigned_attributes_of_a_manager_take_effect() -> None:
+    made = {}
+
+    def add(rb, log_rewards):
+        container = rollouts(n=len(log_rewards))
+        container._log_rewards = torch.tensor(log_rewards)
+        return rb.add(container)["baseline_log_reward"]
+
+    class Assigned(ours.ReplayBufferManager):
+        def __init__(self, *args, **options) -> None:
+            super().__init__(*args, **options)
+            made["manager"] = self
+
+    def train():
+        rb = buffer(1)
+        assert add(rb, [1.0, 2.0, 3.0]) == 1.0
+        manager = made["manager"]
+        manager.baseline_strategy, manager.baseline_percentile = "percentile", 0.5
+        assert add(rb, [0.0]) == 2.0
+        manager.baseline_strategy, manager.baseline_ema_alpha = "ema", 1.0
+        assert add(rb, [0.5]) == 0.5
+        manager.baseline_strategy = "min"
+        manager.replay_buffer = ours.ReplayBuffer(GRID, 2, prioritized_capacity=True)
+        assert add(rb, [7.0, 8.0, 9.0]) == 8.0
+        assert ours.ReplayBufferManager.get_metadata(1)["capacity"] == 2
+        manager.num_training_ranks = 1
+
+    manager = run(Assigned, train, capacity=3)
+    assert len(manager.replay_buffer) == 2
+    assert manager.num_buffer_managers == 1
+    for name, value in (
+        ("baseline_strategy", "max"),
+        ("baseline_percentile", 2.0),
+        ("baseline_ema_alpha", 0.0),
+        ("replay_buffer", theirs.ReplayBuffer(GRID, 3)),
+    ):
+        with pytest.raises(ArgumentError, match=name):
+            setattr(manager, name, value)
+
+
+def test_a_manager_ends_after_the_message_at_which_is_running_is_false() -> None:
+    ends = group(2, timeout=LIMIT)
+    made = []
+
+    def manage():
+        at(ends[1])
+
+        def last(container):
+            made[0].is_running = len(made[0].replay_buffer) < 6
+            return {"n": len(container)}
+
+        made.append(ours.ReplayBufferManager(GRID, 1, 1, scoring_function=last))
+        made[0].run()
+
+    def train():
+        at(ends[0])
+        rb = buffer(1)
+        assert [rb.add(rollouts(n=3))["n"] for _ in range(2)] == [3, 3]
+
+    with threads(manage, train):
+        pass
+    assert not made[0].is_running
+    assert made[0].exit_counter == 0
+
+
 @pytest.mark.parametrize(
     ("options", "found"),
     [

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data.replay_buffers.writers import Writer
 
-from gfn_rb.arguments import as_count, require_choice, require_kind
+from gfn_rb.arguments import as_count, require_choice, require_kind, shown
 from gfn_rb.containers.steps import reduce_to_states
 from gfn_rb.errors import ArgumentError, CheckpointError
 from gfn_rb.interop.torch_files import read_torch_file, write_torch_file
@@ -42,7 +42,8 @@ class ReplayBuffer:
     After each ``add``, the buffer keeps the same rows as torchgfn's. The cost of an ``add`` does
     not grow with the number of stored rows. Each access to ``training_container`` makes a copy in
     torchgfn's order: by reward if ``prioritized_capacity`` is True, otherwise by age. Assign a
-    container to change the content. The capacity and which items are kept are fixed.
+    container to change the content. Other attributes can be assigned, and are used from the next
+    add on; ``env`` and ``capacity`` cannot.
 
     Args:
         env: torchgfn environment of the items.
@@ -73,6 +74,10 @@ class ReplayBuffer:
         NotImplementedError: a manager is given and states are graphs.
     """
 
+    # What cannot be assigned later, and what decides from the next add on which items are kept.
+    _fixed: tuple[str, ...] = ("env", "capacity")
+    _rules: tuple[str, ...] = ("prioritized_capacity",)
+
     def __init__(
         self,
         env: Env,
@@ -95,8 +100,9 @@ class ReplayBuffer:
             raise ValueError("baseline_filtering=True requires remote_manager_rank to be set.")
         require_choice("communication_backend", communication_backend, BACKENDS)
         as_count("remote_buffer_freq", remote_buffer_freq)
-        as_count("baseline_refresh_after", baseline_refresh_after)
-        self.env, self._capacity = env, as_count("capacity", capacity)
+        self._filter = BaselineFilter()
+        self.baseline_refresh_after = baseline_refresh_after
+        self.env, self.capacity = env, as_count("capacity", capacity)
         self.prioritized_capacity = prioritized_capacity
         self.prioritized_sampling = prioritized_sampling
         self.remote_manager_rank, self.remote_buffer_freq = remote_manager_rank, remote_buffer_freq
@@ -104,14 +110,12 @@ class ReplayBuffer:
         self.async_score, self.async_comm = async_score, async_comm
         self.lazy_sort, self.scoring_only = lazy_sort, scoring_only
         self.baseline_filtering = baseline_filtering
-        self.baseline_refresh_after = baseline_refresh_after
         self.timing_data: dict[str, list[float]] = {}
         self.pending_container: Any = None
         self._n_adds, self._replies = 0, list[Reply]()
-        self._filter = BaselineFilter(baseline_refresh_after)
         self._graphs = None if isinstance(env.s0, Tensor) else GraphTable(env)
         self._kind: Any = None  # of containers; None before the first
-        self.rows = self._store()
+        self.rows, self._is_outdated = self._store(), False
         if remote_manager_rank is not None:
             as_count("remote_manager_rank", remote_manager_rank, 0)
             require_sendable(env)
@@ -212,12 +216,16 @@ class ReplayBuffer:
             kind = type(self.initialize(container))
             _require_log_rewards(container, self.prioritized_capacity)
             rows.extend(rows_of(container, self._graphs))
-        self.rows, self._kind = rows, kind
+        self.rows, self._kind, self._is_outdated = rows, kind, False
 
     @property
-    def capacity(self) -> int:
-        """The number of items kept."""
-        return self._capacity
+    def baseline_refresh_after(self) -> int:
+        """The number of batches in a row that the filter empties before one is sent whole."""
+        return self._filter.refresh_after
+
+    @baseline_refresh_after.setter
+    def baseline_refresh_after(self, number: int) -> None:
+        self._filter.refresh_after = as_count("baseline_refresh_after", number)
 
     @property
     def log_rewards(self) -> Float[Tensor, "n"]:
@@ -303,6 +311,8 @@ class ReplayBuffer:
             return
         if self.prioritized_capacity or self.prioritized_sampling:
             _require_log_rewards(training_container, self.prioritized_capacity)
+        if self._is_outdated:
+            self._keep_by_new_rule()
         self.rows.extend(self._chosen(rows_of(training_container, self._graphs)))
 
     def _writer(self) -> Writer:
@@ -313,8 +323,32 @@ class ReplayBuffer:
 
     # Within.
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        before = vars(self).get(name)
+        is_made = "rows" in vars(self)
+        if is_made and name in self._fixed:
+            raise ArgumentError(
+                f"{name} cannot be assigned, it stays {shown(before)}: make another "
+                f"{type(self).__name__} with {name}=... and add training_container to it"
+            )
+        super().__setattr__(name, value)
+        if is_made and name in self._rules:
+            try:
+                self._writer()
+            except Exception:  # now rather than at the next add
+                super().__setattr__(name, before)
+                raise
+            self._is_outdated = True
+
     def _store(self) -> RowStore:
         return RowStore(self.env, self.capacity, self._writer, self._graphs)
+
+    def _keep_by_new_rule(self) -> None:
+        """Offer the items, in their order, to a store of the attributes assigned meanwhile."""
+        if len(self):
+            self.training_container = self.training_container
+        else:
+            self.rows, self._is_outdated = self._store(), False
 
     def _worker(self) -> SharedWorker | None:
         """Return this process's connection to the manager, if there is a manager."""
@@ -369,6 +403,9 @@ class NormBasedDiversePrioritizedReplayBuffer(ReplayBuffer):
     Raises:
         ArgumentError: states are graphs, between which there are no distances.
     """
+
+    _fixed = ("env", "capacity", "prioritized_capacity")
+    _rules = ("cutoff_distance", "p_norm_distance")
 
     def __init__(
         self,

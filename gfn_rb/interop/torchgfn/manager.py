@@ -12,7 +12,7 @@ from gfn.env import Env
 from tensordict import TensorDictBase
 
 from gfn_rb import remote
-from gfn_rb.arguments import require_choice
+from gfn_rb.arguments import require_choice, require_kind, require_number
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
 from gfn_rb.interop.torchgfn.remote import BACKENDS, PATIENCE, endpoint, require_sendable
@@ -48,13 +48,15 @@ class ReplayBufferManager:
             batch's lowest log-reward.
         baseline_percentile: the share of the kept items below the baseline, in [0, 1].
         baseline_ema_alpha: the share of the newest batch in the running mean, in (0, 1].
-        num_buffer_managers: no effect; accepted because torchgfn has it.
+        num_buffer_managers: no effect, as each manager has its own baseline; accepted because
+            torchgfn has it.
 
     Attributes:
-        replay_buffer: the items kept.
+        replay_buffer: the items kept. Another :class:`ReplayBuffer` can be assigned.
         exit_counter: number of training ranks that have left. When it is ``num_training_ranks``,
             :meth:`run` ends.
-        is_running: whether :meth:`run` goes on; assign False to end it after a message.
+        is_running: whether :meth:`run` goes on. If False is assigned, as a scoring function may
+            do, it ends after the message it is at, whose reply is sent.
 
     Raises:
         ValueError: an argument breaks its rule.
@@ -85,22 +87,61 @@ class ReplayBufferManager:
             )
         require_sendable(env)
         require_choice("communication_backend", communication_backend, BACKENDS)
-        require_choice("baseline_strategy", baseline_strategy, ("min", "percentile", "ema"))
         self.remote_manager_rank, self.communication_backend = None, communication_backend
-        self.timing, self.baseline_strategy = timing, baseline_strategy
-        self.baseline_percentile, self.baseline_ema_alpha = baseline_percentile, baseline_ema_alpha
+        self.timing, self.num_buffer_managers = timing, num_buffer_managers
         self.env, self.rank, self.num_training_ranks = env, rank, num_training_ranks
         self.diverse_replay_buffer, self.capacity = diverse_replay_buffer, capacity
         self.store_locally = store_locally
         self.scoring_function = scoring_function or self.default_scoring_function
-        self.replay_buffer: ReplayBuffer = (
+        self._baseline = _KeptBaseline(baseline_strategy, baseline_percentile, baseline_ema_alpha)
+        self.replay_buffer = (
             NormBasedDiversePrioritizedReplayBuffer(env, capacity, timing=timing)
             if diverse_replay_buffer
             else ReplayBuffer(env, capacity, prioritized_capacity=True, timing=timing)
         )
-        percentile = {"min": 0.0, "percentile": baseline_percentile}.get(baseline_strategy)
-        self._baseline = _KeptBaseline(self.replay_buffer, percentile, baseline_ema_alpha)
-        self.exit_counter, self.is_running = 0, True
+        self.is_running = True
+
+    @property
+    def replay_buffer(self) -> ReplayBuffer:
+        """The items kept."""
+        return self._baseline.buffer
+
+    @replay_buffer.setter
+    def replay_buffer(self, buffer: ReplayBuffer) -> None:
+        require_kind("replay_buffer", buffer, ReplayBuffer)
+        self._baseline.buffer = buffer
+
+    @property
+    def baseline_strategy(self) -> str:
+        """The source of the baseline."""
+        return self._baseline.strategy
+
+    @baseline_strategy.setter
+    def baseline_strategy(self, strategy: str) -> None:
+        self._baseline.configure(strategy, self.baseline_percentile, self.baseline_ema_alpha)
+
+    @property
+    def baseline_percentile(self) -> float:
+        """The share of the kept items below the baseline."""
+        return self._baseline.share
+
+    @baseline_percentile.setter
+    def baseline_percentile(self, share: float) -> None:
+        self._baseline.configure(self.baseline_strategy, share, self.baseline_ema_alpha)
+
+    @property
+    def baseline_ema_alpha(self) -> float:
+        """The share of the newest batch in the running mean."""
+        return self._baseline.alpha
+
+    @baseline_ema_alpha.setter
+    def baseline_ema_alpha(self, alpha: float) -> None:
+        self._baseline.configure(self.baseline_strategy, self.baseline_percentile, alpha)
+
+    @property
+    def exit_counter(self) -> int:
+        """The number of training ranks that have left."""
+        return self._manager.n_left if "_manager" in vars(self) else 0
 
     @cached_property
     def _manager(self) -> _Manager:
@@ -116,13 +157,13 @@ class ReplayBufferManager:
                 f"{self.num_training_ranks}"
             )
         return _Manager(
-            self.num_training_ranks,
+            self,
             transport,
             score=self._add_and_score,
             baseline=self._baseline,
             metadata=lambda _: {
                 "stored": len(self.replay_buffer),
-                "capacity": self.capacity,
+                "capacity": self.replay_buffer.capacity,
                 **self._compute_metadata(),
             },
             worker_timeout=math.inf,
@@ -139,7 +180,7 @@ class ReplayBufferManager:
                 ``num_training_ranks``.
         """
         self._manager.run()
-        self.is_running, self.exit_counter = False, self._manager.n_left
+        self.is_running = False
         if self.timing:
             known = self._manager.metadata()
             print(f"Manager {self.rank}: {known['batches']} batches")
@@ -192,11 +233,14 @@ class ReplayBufferManager:
 
 
 class _Manager(remote.ReplayBufferManager):
-    """A manager that ends when as many ranks as it expects have sent something and left."""
+    """A manager that ends when as many ranks as its owner expects have sent something and left.
 
-    def __init__(self, n_expected: int, transport: Transport, **options: Any) -> None:
+    It also ends when the owner's ``is_running`` is False.
+    """
+
+    def __init__(self, owner: ReplayBufferManager, transport: Transport, **options: Any) -> None:
         super().__init__(transport, **options)
-        self._n_expected = n_expected
+        self._owner = owner
 
     @property
     def n_left(self) -> int:
@@ -206,18 +250,33 @@ class _Manager(remote.ReplayBufferManager):
 
     @property
     def finished(self) -> bool:
-        """Whether all expected ranks have left."""
-        return self.n_left >= self._n_expected or super().finished
+        """Whether all expected ranks have left, or the owner was told to end."""
+        have_left = self.n_left >= self._owner.num_training_ranks
+        return have_left or not self._owner.is_running or super().finished
 
 
 class _KeptBaseline(Baseline):
-    """A baseline of torchgfn's buffer."""
+    """A baseline of torchgfn's buffer, by torchgfn's names of strategies."""
 
-    def __init__(self, buffer: ReplayBuffer, percentile: float | None, alpha: float) -> None:
-        super().__init__(percentile, alpha)
-        self._buffer = buffer
+    buffer: ReplayBuffer
+
+    def __init__(self, strategy: str, share: float, alpha: float) -> None:
+        super().__init__()
+        self.configure(strategy, share, alpha)
+
+    def configure(self, strategy: str, share: float, alpha: float) -> None:
+        """Compute by other rules from now on; the running mean stays."""
+        require_choice("baseline_strategy", strategy, ("min", "percentile", "ema"))
+        require_number("baseline_percentile", share)
+        require_number("baseline_ema_alpha", alpha)
+        if not 0 <= share <= 1:
+            raise ArgumentError(f"baseline_percentile must be in [0, 1], got {share}")
+        if not 0 < alpha <= 1:
+            raise ArgumentError(f"baseline_ema_alpha must be above 0 and at most 1, got {alpha}")
+        self.percentile = {"min": 0.0, "percentile": share}.get(strategy)
+        self.strategy, self.share, self.alpha = strategy, share, alpha
 
     def value(self, rb: object) -> float | None:
         """Return the baseline, None if nothing is known."""
         self._n_written = math.inf  # nobody counts the rows that torchgfn's buffer takes
-        return super().value(self._buffer.rows.rb)
+        return super().value(self.buffer.rows.rb)
