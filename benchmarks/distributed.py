@@ -48,7 +48,7 @@ from gfn_rb import CompactRows
 from gfn_rb.envs import HyperGrid
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker
 from gfn_rb.remote.worker import Mode
-from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports import MPITransport, TCPTransport, Transport
 from gfn_rb.transports.launch import launched
 
 WORKER, MANAGER = 0, 1
@@ -299,7 +299,7 @@ def measure(options: argparse.Namespace) -> None:
         store, numbers = comm.bcast(f"file://{folder}/store"), count()
         for name, connect in (
             ("MPI", lambda: MPITransport(comm)),
-            ("Gloo", lambda: GlooTransport(f"{store}{next(numbers)}", bench.rank, 2)),
+            ("sockets", lambda: TCPTransport(f"{store}{next(numbers)}", bench.rank, 2)),
         ):
             for size in SIZES:
                 report(*compare(bench, connect, name, size))

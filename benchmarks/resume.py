@@ -62,7 +62,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "draw": ("softmax", "rank", "quantile", "priority", "uniform"),
     "ranks": (ALONE, AVERAGED, MANAGED, BOTH),
     "compact": ("none", "narrow", "rebuild"),
-    "transport": ("mpi", "gloo"),
+    "transport": ("mpi", "tcp"),
 }
 STEPS = 60
 SIZES: dict[str, Any] = {
@@ -169,7 +169,7 @@ def chosen(draw: random.Random) -> Iterator[tuple[Case, float]]:
 
 
 def started(words: Sequence[str], log: Path, size: int) -> Job:
-    """Return a job whose ranks find each other by Gloo as well."""
+    """Return a job whose ranks find each other over sockets as well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

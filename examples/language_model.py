@@ -33,7 +33,7 @@ from torchrl.data import ReplayBuffer
 from gfn_rb import fifo_buffer
 from gfn_rb.losses import clipped_ratio, completion_log_prob, group_residual
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, decode_frame, encode_frame
-from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports import MPITransport, TCPTransport, Transport
 from gfn_rb.transports.base import SendHandle
 from gfn_rb.transports.launch import launched
 
@@ -363,10 +363,10 @@ def work(transport: Transport, options: Options) -> None:
                 message = transport.recv(0, WEIGHTS)
 
 
-def work_by_gloo(file: str, rank: int, options: Options) -> None:
+def work_over_sockets(file: str, rank: int, options: Options) -> None:
     """Work in a process that the trainer started."""
     where, size = f"file://{file}", 1 + options.n_searchers
-    with GlooTransport(where, rank, size, timeout=PATIENCE) as transport:
+    with TCPTransport(where, rank, size, timeout=PATIENCE) as transport:
         work(transport, options)
 
 
@@ -376,12 +376,12 @@ def replay_in_processes(trainer: Trainer) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file, size = f"{folder}/store", 1 + options.n_searchers
         processes = [
-            context.Process(target=work_by_gloo, args=(file, 1 + i, options), daemon=True)
+            context.Process(target=work_over_sockets, args=(file, 1 + i, options), daemon=True)
             for i in range(options.n_searchers)
         ]
         for process in processes:
             process.start()
-        with GlooTransport(f"file://{file}", 0, size, timeout=PATIENCE) as transport:
+        with TCPTransport(f"file://{file}", 0, size, timeout=PATIENCE) as transport:
             trainer.start = time.process_time()  # without the start of the processes
             statistics = replay(trainer, transport)
         for process in processes:

@@ -36,7 +36,7 @@ CompactName = Literal["none", "narrow", "rebuild"]
 FeedName = Literal["none", "top", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
-TransportName = Literal["auto", "mpi", "gloo", "local"]
+TransportName = Literal["auto", "mpi", "tcp", "gloo", "local"]  # gloo: the name of tcp before
 RegressionName = Literal["auto", "squared", "linex"]
 MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 
@@ -346,9 +346,9 @@ class GeneralOptions:
     """Expected share of the replayed items that are drawn from offline-data."""
 
     transport: TransportName = field(default="auto", compare=False)
-    """Connection of the ranks. auto takes MPI under mpiexec and under srun with PMI, and Gloo under
-    torchrun and under srun without PMI. local trains in this process alone, whatever launcher
-    started it."""
+    """Connection of the ranks. auto takes MPI under mpiexec and under srun with PMI, and tcp
+    (sockets) under torchrun and under srun without PMI. gloo is the former name of tcp. local
+    trains in this process alone, whatever launcher started it."""
     average_gradients: bool = False
     """Average gradients over the ranks that train. All ranks then have the same weights, and train
     as one process with their batches joined: choose a smaller batch-size. Otherwise each rank

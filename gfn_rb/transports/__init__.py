@@ -12,8 +12,11 @@ if TYPE_CHECKING:
         SendHandle as SendHandle,
         Transport as Transport,
     )
-    from gfn_rb.transports.gloo import GlooTransport as GlooTransport
     from gfn_rb.transports.local import LocalTransport as LocalTransport
     from gfn_rb.transports.mpi import MPITransport as MPITransport
+    from gfn_rb.transports.tcp import (
+        GlooTransport as GlooTransport,
+        TCPTransport as TCPTransport,
+    )
 
 __getattr__, __all__ = lazy_exports(__name__)

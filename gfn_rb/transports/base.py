@@ -142,6 +142,34 @@ class Transport(ABC):
         """Return the error of a lost rank, None if it is not lost."""
         return self._lost.get(rank)
 
+    @property
+    def returned(self) -> frozenset[int]:
+        """The lost ranks whose place another process has taken, or that are reached again.
+
+        They stay lost until :meth:`readmit`. A rank counts only after its loss is known here and
+        its last message was received. It is empty for transports that ranks cannot return to.
+        """
+        return frozenset()
+
+    def readmit(self, rank: int) -> None:
+        """Send to and receive from a lost rank again, which is among :attr:`returned`.
+
+        Messages to it that had not left are dropped.
+
+        Raises:
+            ArgumentError: it is not.
+        """
+        if self.closed:
+            raise TransportClosedError(f"{self!r} is closed")
+        if rank not in self.returned:
+            raise ArgumentError(
+                f"rank is {rank}; expected one that has returned: {sorted(self.returned)}"
+            )
+        self._readmit(rank)
+        del self._lost[rank]
+        if rank in self._unreported:
+            self._unreported.remove(rank)
+
     def host(self, rank: int) -> str | None:
         """Return the name of the machine that a rank runs on, None if unknown."""
         return None
@@ -303,6 +331,10 @@ class Transport(ABC):
     @abstractmethod
     def _close(self, seconds: float) -> None:
         """Let messages leave, then release everything."""
+
+    def _readmit(self, rank: int) -> None:
+        """Count on a rank that has returned; of transports that have such ranks."""
+        raise NotImplementedError
 
     def _wait(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
         """Call until the result is not None, or time is up."""

@@ -28,13 +28,13 @@ class Launch(NamedTuple):
         size: how many there are, more than one; 0 where the launcher does not tell.
         transport: what joins them unless something else is asked for.
         command: what starts as many again, before the words of a command.
-        where: how they find each other by Gloo, a URL; None where nothing tells.
+        where: how they find each other over sockets, a URL; None where nothing tells.
         restarts: how often the launcher has started them anew.
     """
 
     rank: int
     size: int
-    transport: Literal["mpi", "gloo"]
+    transport: Literal["mpi", "tcp"]
     command: str
     where: str | None = None
     restarts: int = 0
@@ -91,7 +91,7 @@ def _torchrun(known: Variables) -> Launch | None:
     nodes = "" if n_nodes == "1" else f"--nnodes {n_nodes} --rdzv-endpoint HOST:PORT "
     command = f"torchrun {nodes}--nproc-per-node {each} -m gfn_rb"
     restarts = _number(known, "TORCHELASTIC_RESTART_COUNT") or 0
-    return Launch(rank, size, "gloo", command, _env_url(known), restarts)
+    return Launch(rank, size, "tcp", command, _env_url(known), restarts)
 
 
 def _mpi(known: Variables) -> Launch | None:
@@ -114,7 +114,7 @@ def _env(known: Variables) -> Launch | None:
     rank, size = _number(known, "RANK"), _number(known, "WORLD_SIZE")
     if rank is None or size is None:
         return None
-    return Launch(rank, size, "gloo", f"{size} processes of gfn-rb", _env_url(known))
+    return Launch(rank, size, "tcp", f"{size} processes of gfn-rb", _env_url(known))
 
 
 def _srun(known: Variables) -> Launch | None:
@@ -126,7 +126,7 @@ def _srun(known: Variables) -> Launch | None:
     rank = _number(known, "SLURM_PROCID")
     if rank is None or size is None:
         return None
-    return Launch(rank, size, "gloo", f"srun -n {size} gfn-rb", _slurm_url(known))
+    return Launch(rank, size, "tcp", f"srun -n {size} gfn-rb", _slurm_url(known))
 
 
 # Where processes find each other.

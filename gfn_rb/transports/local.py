@@ -92,6 +92,7 @@ class QueuedMessage(SendHandle):
         self.envelope = Envelope(source, tag, self.nbytes)
         self.data = data
         self.delivered = False
+        self.failure: str | None = None  # why it will not be delivered, even if the rank is back
         self._mailboxes = transport._mailboxes
 
     def deliver(self) -> None:
@@ -100,11 +101,18 @@ class QueuedMessage(SendHandle):
             self.delivered = True
             self._mailboxes.notify()
 
+    def fail(self, reason: str) -> None:
+        """Record that it will not be delivered."""
+        with self._mailboxes.lock:
+            self.failure = reason
+            self._mailboxes.notify()
+
     def done(self) -> bool:
         """Return whether it has been delivered; see :meth:`SendHandle.done`."""
         with self._mailboxes.lock:
-            if not self.delivered and self.dest in self._mailboxes.gone:
-                raise PeerLostError(self.dest, self._mailboxes.gone[self.dest])
+            reason = self.failure or self._mailboxes.gone.get(self.dest)
+            if not self.delivered and reason is not None:
+                raise PeerLostError(self.dest, reason)
             return self.delivered
 
 

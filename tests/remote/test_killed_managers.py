@@ -14,7 +14,7 @@ from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.checkpoint import Journal
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.remote import ManagerQueries, ReplayBufferManager, ReplayBufferWorker
-from gfn_rb.transports import GlooTransport
+from gfn_rb.transports import TCPTransport
 
 MANAGERS, WORKER, CAPACITY = [0, 1], 2, 40
 PATIENCE = 60.0  # seconds for processes to begin on a busy machine
@@ -22,7 +22,7 @@ PATIENCE = 60.0  # seconds for processes to begin on a busy machine
 
 def manage(rank, where, folder):
     """Be a manager until the worker has left; what is answered is in the journal."""
-    transport = GlooTransport(where, rank, 3, timeout=PATIENCE)
+    transport = TCPTransport(where, rank, 3, timeout=PATIENCE)
     rb = reward_prioritized_buffer(CAPACITY, unique="state")
     Journal(rb, f"{folder}/{rank}.journal", sync="always")
     ReplayBufferManager(transport, rb, managers=MANAGERS, workers=[WORKER]).run()
@@ -40,7 +40,7 @@ class Cluster:
             subprocess.Popen([*command, str(rank), where, str(folder)], env=environment())
             for rank in MANAGERS
         ]
-        self.transport = GlooTransport(where, WORKER, 3, timeout=PATIENCE)
+        self.transport = TCPTransport(where, WORKER, 3, timeout=PATIENCE)
         self.worker = ReplayBufferWorker(self.transport, MANAGERS, local, timeout=PATIENCE)
         self.queries = ManagerQueries(self.transport)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from transports.conformance import CHECKS, run
 from transports.ranks import FOUND, PROGRAM, reports, under_mpiexec
 
-from gfn_rb.transports import GlooTransport, LocalTransport, Transport
+from gfn_rb.transports import LocalTransport, TCPTransport, Transport
 
 MPI_RANKS = int(os.environ.get("GFN_RB_TEST_RANKS", "3"))
 
@@ -42,7 +42,7 @@ def test_gloo_in_threads(size: int) -> None:
     store = dist.HashStore()
 
     def make(rank: int) -> Any:
-        return GlooTransport(store, rank, size, timeout=30.0)
+        return TCPTransport(store, rank, size, timeout=30.0)
 
     with ThreadPoolExecutor(size) as pool:
         transports = list(pool.map(make, range(size)))

@@ -12,13 +12,13 @@ STEP = {
     "SLURM_JOB_ID": "1234567", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8",
     "SLURM_NTASKS": "16", "SLURM_PROCID": "5", "SLURM_STEP_NODELIST": "node[01-04,07]",
 }  # fmt: skip
-BY_SRUN = Launch(5, 8, "gloo", "srun -n 8 gfn-rb", "tcp://node01:19567")
+BY_SRUN = Launch(5, 8, "tcp", "srun -n 8 gfn-rb", "tcp://node01:19567")
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1",
     "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "a",
     "MASTER_PORT": "1",
 }  # fmt: skip
-BY_TORCHRUN = Launch(3, 4, "gloo", "torchrun --nproc-per-node 4 -m gfn_rb", "env://")
+BY_TORCHRUN = Launch(3, 4, "tcp", "torchrun --nproc-per-node 4 -m gfn_rb", "env://")
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}
 BY_MPI = Launch(3, 4, "mpi", "mpiexec -n 4 gfn-rb")
 # What a batch script finds, which srun did not start.
@@ -43,10 +43,10 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_N
                 command="torchrun --nnodes 2 --rdzv-endpoint HOST:PORT --nproc-per-node 2 -m gfn_rb"
             ),
         ),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, Launch(0, 2, "gloo", "2 processes of gfn-rb")),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, Launch(0, 2, "tcp", "2 processes of gfn-rb")),
         (
             {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-            Launch(0, 2, "gloo", "2 processes of gfn-rb", "env://"),
+            Launch(0, 2, "tcp", "2 processes of gfn-rb", "env://"),
         ),
         (STEP, BY_SRUN),
         ({**STEP, "SLURM_STEP_ID": "3"}, BY_SRUN._replace(where="tcp://node01:19870")),

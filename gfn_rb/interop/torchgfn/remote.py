@@ -15,7 +15,7 @@ from gfn_rb.errors import ArgumentError
 from gfn_rb.remote import BaselineFilter, ManagerQueries, ReplayBufferWorker, Reply
 from gfn_rb.remote.worker import Mode
 from gfn_rb.torchrl_compat import default_store
-from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports import MPITransport, TCPTransport, Transport
 
 PATIENCE = 1800.0  # seconds, those of torch.distributed; torchgfn waits for ever
 
@@ -106,10 +106,10 @@ def endpoint(backend: str | None = None) -> Endpoint:
         if name == "mpi":
             transport: Transport = MPITransport(timeout=PATIENCE)
         elif not dist.is_initialized():
-            transport = GlooTransport(timeout=PATIENCE)
+            transport = TCPTransport(timeout=PATIENCE)
         else:
             ranks = dist.get_rank(), dist.get_world_size()
-            transport = GlooTransport(default_store(), *ranks, timeout=PATIENCE)
+            transport = TCPTransport(default_store(), *ranks, timeout=PATIENCE)
         atexit.register(transport.close)
         _endpoints[name] = Endpoint(transport)
     return _endpoints[name]

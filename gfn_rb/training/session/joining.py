@@ -22,10 +22,10 @@ from gfn_rb.errors import (
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import RefusedError
-from gfn_rb.transports import GlooTransport, MPITransport, Transport
+from gfn_rb.transports import MPITransport, TCPTransport, Transport
 from gfn_rb.transports.base import Deadline, ShutdownBudget, never
-from gfn_rb.transports.gloo import meet
 from gfn_rb.transports.launch import Launch, launched
+from gfn_rb.transports.tcp import meet
 
 TAG = 20
 _MESSAGE, _FAILED = 101, 102  # kinds of frames
@@ -164,10 +164,12 @@ def find_launch(transport: TransportName = "auto") -> Launch | None:
             f"transport must be auto or local where no launcher started this process, got "
             f"{transport!r}: start it by mpiexec, srun or torchrun"
         )
-    chosen = started if transport == "auto" else started._replace(transport=transport)
+    chosen = started
+    if transport != "auto":
+        chosen = started._replace(transport="mpi" if transport == "mpi" else "tcp")
     if chosen.size == 0:
         why = "PMIX_RANK is set, and nothing tells how many ranks there are: use mpiexec"
-    elif chosen.transport == "gloo" and chosen.where is None:
+    elif chosen.transport == "tcp" and chosen.where is None:
         why = (
             f"{chosen.size} processes were started, and nothing tells where rank 0 is, got no "
             "MASTER_ADDR and MASTER_PORT: set them, use srun or torchrun"
@@ -180,21 +182,21 @@ def find_launch(transport: TransportName = "auto") -> Launch | None:
 
 def connect(started: Launch, patience: float) -> Transport:
     """Connect the processes that were started. Where MPI cannot, rank 0 says why for all."""
-    if started.transport == "gloo":
+    if started.transport == "tcp":
         assert started.where is not None
         if started.where not in _stores:
             seconds = timedelta(seconds=patience)
             _stores[started.where], _, _ = meet(started.where, started.rank, started.size, seconds)
         # Each group of these processes needs keys of its own.
         store = dist.PrefixStore(f"run{next(_runs)}", _stores[started.where])
-        return GlooTransport(store, started.rank, started.size, timeout=patience)
+        return TCPTransport(store, started.rank, started.size, timeout=patience)
     try:
         transport = MPITransport(timeout=patience)
         if transport.size != started.size:
             raise TransportError(
                 f"{started.size} ranks were started, and MPI knows of {transport.size}: mpi4py "
                 "uses another MPI library than the launcher belongs to"
-                + ("; --transport gloo needs none" if started.where else "")
+                + ("; --transport tcp needs none" if started.where else "")
             )
     except TransportError as error:
         if started.rank:

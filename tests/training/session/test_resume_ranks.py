@@ -138,7 +138,7 @@ def n_rows(folder):
 
 
 class Ranks:
-    """Commands of two ranks over Gloo, killed where they are left."""
+    """Commands of two ranks over sockets, killed where they are left."""
 
     def __init__(self, place, *words):
         with socket.socket() as free:

@@ -248,7 +248,7 @@ def test_a_run_that_cannot_start_writes_nothing(options, message, tmp_path, monk
 
 
 def test_a_restart_by_torchrun_begins_no_second_run(tmp_path, monkeypatch):
-    started = Launch(0, 2, "gloo", "torchrun", "env://", restarts=1)
+    started = Launch(0, 2, "tcp", "torchrun", "env://", restarts=1)
     monkeypatch.setattr(launch, "find_launch", lambda transport: started)
     monkeypatch.setattr(launch.distributed, "run_distributed", lambda *args: args[2]())
     with pytest.raises(ArgumentError, match="got a restart by torchrun after a failure"):

@@ -217,11 +217,11 @@ def environment(monkeypatch):
 
 def test_without_a_launcher_this_process_is_alone_and_with_one_the_user_may_insist(environment):
     assert find_launch() is find_launch("local") is None
-    for transport in ("mpi", "gloo"):
+    for transport in ("mpi", "tcp", "gloo"):
         with pytest.raises(ArgumentError, match=f"no launcher started .* got '{transport}'"):
             find_launch(transport)
     environment(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="1")
-    assert find_launch().transport == "gloo"
+    assert find_launch().transport == find_launch("gloo").transport == "tcp"
     assert find_launch("mpi").transport == "mpi"
     assert find_launch("local") is None
 
@@ -231,7 +231,7 @@ def test_without_a_launcher_this_process_is_alone_and_with_one_the_user_may_insi
     [
         ({"PMIX_RANK": "0"}, "auto", "PMIX_RANK is set, and nothing tells how many ranks there"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", "2 processes were started, and nothing tells"),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, "gloo", "3 processes were st"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}, "tcp", "3 processes were st"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_once(values, transport, why, environment):
