@@ -1,22 +1,26 @@
 """How fast a replay buffer is saved and loaded, against what the machine can do.
 
 A full buffer held in memory is saved, and loaded into a new one, or back into itself, which first
-copies what it holds so that a failed load changes nothing. Peers: ``torch.save`` of the
-same tensors, synced as a checkpoint is, and ``torch.load``, plain and mapped; TorchRL's ``dumps``
-and ``loads``, which neither sync nor sum. The floor: the same bytes written and synced, or read,
-with nothing else done. All write new files, and read what is in the page cache. A ratio of 1 means
-as much time as the peer takes, 2 twice as much.
+copies what it holds so that a failed load changes nothing. Peers of saving: ``torch.save`` of the
+same tensors, synced as a checkpoint is, and TorchRL's ``dumps``, which neither syncs nor sums.
+Peers of loading into a new buffer: ``torch.load`` alone, and ``torch.load(mmap=True)`` with a copy
+into memory, since a mapped file that is replaced changes the rows. Peers of loading into a full
+buffer: ``torch.load``, plain and mapped, copied to where the rows belong, and TorchRL's ``loads``.
+The floor: the same bytes written and synced, or read, with nothing else done. All write new files,
+and read what is in the page cache. A ratio of 1 means as much time as the peer takes, 2 twice as
+much.
 
 One percent of the rows, written to a journal on disk, is compared with a whole checkpoint; and
 5,000 extends of 128 rows of 16 float32 and a reward, with a journal of each mode, with as many
 without.
 
-    python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .]
+    python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .] [--store]
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
 import tempfile
@@ -24,14 +28,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from benchmarks.timing import Contender, Effort, interleave
+from benchmarks.records import RESULTS
+from benchmarks.timing import Contender, Effort, Result, header, interleave, row, store
 from gfn_rb import FIFOWriter, fifo_buffer
 from gfn_rb.checkpoint import Journal, load_checkpoint, save_checkpoint
 
@@ -81,7 +85,13 @@ def torch_save(tensors: dict[str, Tensor], path: Path) -> None:
         os.fsync(stream.fileno())
 
 
-def torch_load(tensors: dict[str, Tensor], path: Path, mapped: bool) -> None:
+def torch_load(path: Path, mapped: bool) -> dict[str, Tensor]:
+    """Read with torch.load; a mapped file is copied to memory."""
+    read = torch.load(path, mmap=mapped)
+    return {name: tensor.clone() for name, tensor in read.items()} if mapped else read
+
+
+def torch_load_into(tensors: dict[str, Tensor], path: Path, mapped: bool) -> None:
     """Read with torch.load, and copy to where the rows belong."""
     for name, loaded in torch.load(path, mmap=mapped).items():
         tensors[name].copy_(loaded)
@@ -124,23 +134,40 @@ def savers(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
     }
 
 
-def loaders(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
-    """Return what is timed for loading, ours first.
+def loaders_new(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
+    """Return what is timed for loading into new memory, ours first.
 
     Args:
         rb: a full buffer.
         folder: where the savers wrote.
     """
     tensors = tensors_of(rb)
+
+    def empty() -> dict[str, Tensor]:
+        return {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+
     return {
         "load_checkpoint": Contender(
             lambda new: load_checkpoint(folder / "ours", new), lambda: empty_buffer(len(rb))
         ),
+        "torch.load": Contender(lambda _: torch_load(folder / "torch", mapped=False)),
+        "torch.load(mmap), copied": Contender(lambda _: torch_load(folder / "torch", mapped=True)),
+        "read": Contender(lambda new: raw_read(new, folder / "raw"), empty),
+    }
+
+
+def loaders_full(rb: TensorDictReplayBuffer, folder: Path) -> dict[str, Contender]:
+    """Return what is timed for loading into a full buffer, ours first.
+
+    Args:
+        rb: a full buffer.
+        folder: where the savers wrote.
+    """
+    tensors, file = tensors_of(rb), folder / "torch"
+    return {
         "load_checkpoint into itself": Contender(lambda _: load_checkpoint(folder / "ours", rb)),
-        "torch.load": Contender(lambda _: torch_load(tensors, folder / "torch", mapped=False)),
-        "torch.load(mmap=True)": Contender(
-            lambda _: torch_load(tensors, folder / "torch", mapped=True)
-        ),
+        "torch.load, copied into it": Contender(lambda _: torch_load_into(tensors, file, False)),
+        "torch.load(mmap), copied": Contender(lambda _: torch_load_into(tensors, file, True)),
         "rb.loads": Contender(lambda _: rb.loads(folder / "torchrl")),
         "read": Contender(lambda _: raw_read(tensors, folder / "raw")),
     }
@@ -211,22 +238,21 @@ def removed(path: Path) -> Path:
     return path
 
 
-def compare_last(contenders: dict[str, Contender], effort: Effort) -> None:
-    """Run the contenders in turn, and print each against the last.
+def compare_last(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> list[Result]:
+    """Run the contenders in turn, and compare each with the last.
 
     Args:
         contenders: what to time.
+        nbytes: how much each moves.
         effort: when to stop.
     """
     seconds = interleave(contenders, effort)
     *others, last = seconds
-    for name in others:
-        ratios = [a / b for a, b in zip(seconds[name], seconds[last], strict=True)]
-        print(f"{name}: {median(ratios):.3f} of {last} ({median(seconds[last]):.2f} s)")
+    return _results([(name, last) for name in others], seconds, nbytes)
 
 
-def report(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> None:
-    """Run the contenders in turn, and print ours against each other one.
+def compare_first(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> list[Result]:
+    """Run the contenders in turn, and compare the first with each other one.
 
     Args:
         contenders: what to time, ours first.
@@ -235,11 +261,18 @@ def report(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> Non
     """
     seconds = interleave(contenders, effort)
     ours, *others = seconds
-    print(f"{ours}: {nbytes / 1e9 / median(seconds[ours]):.2f} GB/s")
-    for other in others:
-        ratios = [a / b for a, b in zip(seconds[ours], seconds[other], strict=True)]
-        speed = nbytes / 1e9 / median(seconds[other])
-        print(f"  time against {other:<22} {median(ratios):5.2f}   ({speed:.2f} GB/s)")
+    return _results([(ours, other) for other in others], seconds, nbytes)
+
+
+def _results(
+    pairs: list[tuple[str, str]], seconds: dict[str, list[float]], nbytes: int
+) -> list[Result]:
+    results = [
+        Result.of(f"{one}, against {other}", nbytes, seconds[one], seconds[other], None)
+        for one, other in pairs
+    ]
+    print("\n".join(map(row, results)), flush=True)
+    return results
 
 
 def main() -> None:
@@ -248,18 +281,26 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="per table")
     parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
     options = parser.parse_args()
+    logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs a line for every storage
     rb = full_buffer(1e9 * options.gigabytes)
     nbytes = sum(tensor.nbytes for tensor in tensors_of(rb).values())
     effort = Effort(seconds=options.seconds, least=3, most=15, warmup=1)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         print(f"{len(rb):,} rows, {nbytes / 1e9:.2f} GB; medians of paired runs")
-        report(savers(rb, folder), nbytes, effort)
-        report(loaders(rb, folder), nbytes, effort)
+        print(header("bytes"))
+        parts = {
+            "save": compare_first(savers(rb, folder), nbytes, effort),
+            "load into a new buffer": compare_first(loaders_new(rb, folder), nbytes, effort),
+            "load into a full buffer": compare_first(loaders_full(rb, folder), nbytes, effort),
+        }
         with ExitStack() as opened:
-            compare_last(increments(rb, folder, opened), effort)
-            compare_last(extenders(folder, opened), effort)
+            parts["journal"] = compare_last(increments(rb, folder, opened), nbytes, effort)
+            parts["extend"] = compare_last(extenders(folder, opened), _EXTENDS, effort)
+        if options.store:
+            store(RESULTS / "checkpoint.json", "checkpoint", parts, {**vars(options)})
     finally:
         shutil.rmtree(folder)
 

@@ -308,7 +308,7 @@ def measure(options: argparse.Namespace) -> None:
             report(waiting(bench, connect, name, "0.9 MB"))
         comm.Barrier()
     if bench.rank == WORKER:
-        conclude(results, options)
+        conclude("distributed", {"messages": results}, options, {})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

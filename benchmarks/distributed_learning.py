@@ -42,7 +42,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from benchmarks.ranks import command, environment
-from benchmarks.timing import environment as facts
+from benchmarks.records import measured
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
 
@@ -312,7 +312,7 @@ def _write(
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {
-        "environment": facts(),
+        "measured": measured("distributed_learning"),
         "arms": {arm.name: {"workers": arm.workers, **arm.all} for arm in arms},
         "points": [point._asdict() for point in points],
     }

@@ -1,7 +1,8 @@
 """The buffer that a sceptic writes in fifty lines, as a peer of the library's.
 
-Rows lie in preallocated tensors. A dictionary finds duplicates, ``torch.topk`` keeps the best rows,
-``torch.multinomial`` draws. It checks no argument, saves nothing, and is not safe in threads.
+Rows lie in preallocated tensors. A dictionary finds duplicates, and ``torch.topk`` keeps the best
+rows. ``torch.multinomial`` draws by weights, ``torch.randint`` uniformly. It checks no argument,
+saves nothing, and is not safe in threads.
 """
 
 from __future__ import annotations
@@ -76,12 +77,14 @@ class FiftyLines:
         return is_left.nonzero()[:, 0], best[best >= stored] - stored
 
     def sample(self, n: int) -> Rows:
-        """Draw n different rows."""
+        """Draw n rows: different ones by reward, any ones uniformly."""
+        if self.draw == "uniform":
+            index = torch.randint(self.n, (n,))
+            return {key: value[index] for key, value in self.rows.items()}
         log_reward = self.rows["log_reward"][: self.n]
-        weight = torch.ones(self.n)
         if self.draw == "softmax":
             weight = (log_reward - log_reward.max()).exp()
-        elif self.draw == "rank":
+        else:
             rank = torch.empty(self.n)
             rank[log_reward.argsort(descending=True)] = torch.arange(self.n, dtype=torch.float32)
             weight = 1 / (self.k * self.n + rank)

@@ -24,7 +24,7 @@ from torchrl.data.replay_buffers.samplers import RandomSampler
 
 from benchmarks import workloads as work
 from benchmarks.timing import Contender, Effort, Result, compare, run_parts
-from gfn_rb.buffers import MergedReplayBuffer, reward_prioritized_buffer
+from gfn_rb.buffers import reward_prioritized_buffer
 from gfn_rb.samplers import GroupSampler, SoftmaxRewardSampler
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
@@ -58,7 +58,7 @@ class Scale:
 
 
 FULL = Scale(
-    groups=(1, 100, 10_000, 1_000_000),
+    groups=(1, 100, 10_000, 125_000),  # of 8 rows: the last fill a buffer of a million
     capacity=1_000_000,
     large=100_000,
     prompts=400,
@@ -130,9 +130,9 @@ def torchrl(scale: Scale) -> list[Result]:
 
 
 def prompts(scale: Scale) -> list[Result]:
-    """Compare one buffer of groups with a buffer for each prompt and a merged one of all.
+    """Compare one buffer of groups with a buffer for each prompt.
 
-    128 rows of random prompts are added, and 8 prompts with 8 rows each, or 64 rows, are drawn.
+    128 rows of random prompts are added, and 8 random prompts with 8 rows each are drawn.
     """
     results = []
     for n in (scale.prompts // 20, scale.prompts):
@@ -141,7 +141,6 @@ def prompts(scale: Scale) -> list[Result]:
             RewardPrioritizedWriter(group="prompt", per_group=PER_GROUP), PER_GROUP * n, n, sampler
         )
         each = [work.buffer(PER_GROUP, RewardPrioritizedWriter()) for _ in range(n)]
-        merged = MergedReplayBuffer(*each, p="size")
 
         def write(batch: TensorDict, each: list[Any] = each) -> None:
             group = batch["prompt"]
@@ -154,11 +153,11 @@ def prompts(scale: Scale) -> list[Result]:
         adding = _extending(ours, n), theirs
         drawing = (
             Contender(lambda _, rb=ours: rb.sample(64)),
-            Contender(lambda _, rb=merged: rb.sample(64)),
+            Contender(partial(_draw_groups, each)),
         )
         results += [
             compare("extend, one buffer per prompt", n, *adding, scale.effort, 1.0),
-            compare("sample 64 rows, one buffer per prompt", n, *drawing, scale.effort, 1.0),
+            compare("sample 8 x 8 rows, one buffer per prompt", n, *drawing, scale.effort, 1.0),
         ]
     return results
 
@@ -229,14 +228,31 @@ def _filled(
 
 
 def _extending(rb: TensorDictReplayBuffer, n_groups: int) -> Contender:
-    """Return batches of rows of which about half are better than the worst of their group."""
+    """Return batches of which half beats the worst row that it competes with, and half does not.
+
+    Rows compete with those of their group where the writer limits groups, else with all.
+    """
+    is_limited = getattr(rb.writer, "group", None) is not None
 
     def setup() -> TensorDict:
-        batch, stored = _rows(work.BATCH, n_groups), rb[:]["log_reward"]
-        batch["log_reward"] += stored[torch.randint(len(stored), (1000,))].median()
+        batch, stored = _rows(work.BATCH, n_groups), rb[:]
+        worst = stored["log_reward"].min().expand(n_groups)
+        if is_limited:
+            worst = worst.scatter_reduce(
+                0, stored["prompt"], stored["log_reward"], "amin", include_self=False
+            )
+        step = 0.1 * torch.rand(work.BATCH) + 1e-3
+        step[torch.randperm(work.BATCH)[: work.BATCH // 2]] *= -1
+        batch["log_reward"] = worst[batch["prompt"]] + step
         return batch
 
     return Contender(rb.extend, setup)
+
+
+def _draw_groups(each: Sequence[TensorDictReplayBuffer], _: object) -> TensorDict:
+    """Draw 8 rows of each of 8 buffers."""
+    chosen = torch.randperm(len(each))[:8].tolist()
+    return torch.cat([each[i].sample(8) for i in chosen])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from benchmarks.timing import environment
+from benchmarks.records import measured
 from examples import language_model as example
 
 COLORS = {"on-policy": "#767676", "replay": "#0072B2"}
@@ -137,7 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    file, facts = given.out / "language_model.json", environment()
+    file = given.out / "language_model.json"
+    facts = measured("language_model", {"tokens": given.tokens}, range(given.seeds))
     held: list[Run] = json.loads(file.read_text())["runs"] if file.exists() else []
     reference, runs = example.pretrain(example.PRETRAIN_STEPS), list[Run]()
     for seed in range(given.seeds):
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             known = [each for each in held if asked.items() <= each.items()]
             runs.append(known[0] if known else run(arm, reference, options))
             print(f"seed {seed}, {arm}: {runs[-1]['curve'][-1]}", flush=True)
-            file.write_text(json.dumps({"environment": facts, "runs": runs}) + "\n")
+            file.write_text(json.dumps({"measured": facts, "runs": runs}) + "\n")
     draw(given.out / "language_model.png", runs)
     print(table(runs, given.tokens))
 

@@ -8,12 +8,15 @@
     --capacity N       items a buffer keeps; 2,000 where several rules of keeping are compared
     --replay-ratio X   replayed trajectories per fresh one, in the runs with replay
     --lr X             learning rate of all runs
+    --replace          drop stored results of another configuration
     --jobs N           processes, of one thread each
     --out FOLDER       where learning_ENV.json and learning_ENV.png go, with "_pairs" in their names
                        if there are several pairs
 
 Every run is one of ``gfn_rb.training.Trainer``; runs of one seed start from the same weights. All
-figures are exact but for the choice of seeds, and repeat. Replay costs no reward calls; each loop
+figures are exact but for the choice of seeds, and repeat. Replay adds optimizer steps at equal
+calls, so runs without replay are shown twice: with the same batches, and with smaller ones, which
+take as many steps. Replay costs no reward calls; each loop
 of local search costs as many as sampling, so that runs with it take fewer steps.
 """
 
@@ -40,7 +43,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
-from benchmarks.timing import environment
+from benchmarks.records import RecordError, measured, read, require_same
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import DRAW, KEEP, KeepDiverse, SearchOptions, TrainConfig, Trainer
 from gfn_rb.training.config import CONFIGS
@@ -48,6 +51,7 @@ from gfn_rb.training.config import CONFIGS
 LOOPS = {"rna_binding": 1}  # of local search, where nothing else is asked for
 CAPACITY = 2_000  # a buffer that never fills keeps everything, whatever the rule
 BASELINE = "no replay"
+CONTROL = "no replay, as many steps"
 N_RANGES = 3  # lines whose range over seeds still can be told apart
 ROOT = Path(__file__).parent
 # Okabe and Ito's colours; no replay is grey.
@@ -130,11 +134,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = _parse(arguments)
     arms = options.arms
+    name = f"learning_{options.env}" + ("_pairs" if _are_pairs(options) else "")
+    path = options.out / f"{name}.json"
+    if path.exists() and not options.replace:
+        try:
+            require_same(path, read(path)["configurations"], _configurations(arms))
+        except RecordError as error:
+            sys.exit(str(error))
     curves = run_all(arms, range(options.seeds), options.calls, options.jobs)
     print(table(arms, curves, options.calls))
     options.out.mkdir(parents=True, exist_ok=True)
-    name = f"learning_{options.env}" + ("_pairs" if _are_pairs(options) else "")
-    write_json(options.out / f"{name}.json", arms, curves, options.calls)
+    write_json(path, arms, curves, options.calls, replace_all=options.replace)
     draw(options.out / f"{name}.png", arms, curves, options.env)
 
 
@@ -150,7 +160,13 @@ def make_arms(
         ratio: replayed trajectories per fresh one.
         loops: of local search; 0 for none.
     """
-    arms = [Arm(BASELINE, replace(config, replay_ratio=0.0))]
+    # At least as many optimizer steps at equal calls, in batches that the calls are multiples of.
+    size, most = config.batch_size, round(config.batch_size / (1 + ratio))
+    fewer = next(n for n in range(max(most, 1), 0, -1) if size % n == 0)
+    arms = [
+        Arm(BASELINE, replace(config, replay_ratio=0.0)),
+        Arm(CONTROL, replace(config, replay_ratio=0.0, batch_size=fewer), line=CONTROL),
+    ]
     for n in [0, loops] if loops else [0]:
         search = ", local search" if n else ""
         for keep in keeps:
@@ -250,24 +266,45 @@ def _n_seeds(curves: Sequence[Curve]) -> int:
 
 
 def write_json(
-    path: Path, arms: Sequence[Arm], curves: Sequence[Curve], calls: Sequence[int]
+    path: Path,
+    arms: Sequence[Arm],
+    curves: Sequence[Curve],
+    calls: Sequence[int],
+    replace_all: bool = False,
 ) -> None:
-    """Write every configuration, and the values of every seed.
+    """Write every configuration, and the values of every seed; those of other seeds are kept.
 
     Args:
         path: the file.
         arms: what was compared.
         curves: what came out.
         calls: reward calls at which to compare.
+        replace_all: whether to drop what the file holds.
     """
+    known = {} if replace_all else read(path) or {}
+    held = {_name(result): result for result in known.get("results", [])}
+    found = [
+        {"arm": curve.arm, "seed": curve.seed, **curve.at(n)} for n in calls for curve in curves
+    ]
+    held |= {_name(result): result for result in found}
+    order = {arm.name: i for i, arm in enumerate(arms)}
+    results = sorted(
+        held.values(), key=lambda each: (each["reward_calls"], order[each["arm"]], each["seed"])
+    )
     report = {
-        "environment": environment(),
-        "configurations": {arm.name: arm.config.to_dict() for arm in arms},
-        "results": [
-            {"arm": curve.arm, "seed": curve.seed, **curve.at(n)} for n in calls for curve in curves
-        ],
+        "measured": measured("learning", seeds=sorted({each["seed"] for each in results})),
+        "configurations": _configurations(arms),
+        "results": results,
     }
     path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _configurations(arms: Sequence[Arm]) -> dict[str, Any]:
+    return {arm.name: arm.config.to_dict() for arm in arms}
+
+
+def _name(result: Mapping[str, Any]) -> tuple[str, int, int]:
+    return result["arm"], result["seed"], result["reward_calls"]
 
 
 def draw(path: Path, arms: Sequence[Arm], curves: Sequence[Curve], title: str) -> None:
@@ -343,6 +380,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replay-ratio", type=float, default=1.0, metavar="X")
     parser.add_argument("--lr", type=float, metavar="X")
     parser.add_argument("--jobs", type=int, default=2, metavar="N")
+    parser.add_argument("--replace", action="store_true", help="drop what the file holds")
     parser.add_argument("--out", type=Path, default=ROOT / "results", metavar="FOLDER")
     options = parser.parse_args(arguments)
     if options.name and options.env:

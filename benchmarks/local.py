@@ -5,10 +5,12 @@
                    torchgfn memory large
     --json PATH    also write the figures to a file
 
-The second column is the number of rows in a batch. "large" compares a buffer of ten million rows
-with one of a million, and the most memory that the process ever held with 24 GiB: run it alone.
-All run on one thread; see :mod:`benchmarks.workloads` for the rows and :mod:`benchmarks.timing` for
-how a ratio is measured. The exit status is 0 whatever the figures.
+The second column is the number of rows in a batch. Each call gets a fresh batch. Where each object
+is stored once, a quarter of its rows are stored objects, half of them with a better reward. "large"
+compares a buffer of ten million rows with one of a million, and the most memory that the process
+ever held with 24 GiB: run it alone. All run on one thread; see :mod:`benchmarks.workloads` for the
+rows and :mod:`benchmarks.timing` for how a ratio is measured. The exit status is 0 whatever the
+figures.
 """
 
 from __future__ import annotations
@@ -124,8 +126,9 @@ def extend(scale: Scale) -> list[Result]:
         peer = _full(capacity)
         for name, (writer, bounds) in WRITERS.items():
             ours = _full(capacity, writer())
+            known = name != "best"  # rows are compared, so some must be stored already
             for n in batches:
-                pair = _extending(ours, n // 2, n), _extending(peer, n // 2, n)
+                pair = tuple(_extending(rb, n // 2, n, known) for rb in (ours, peer))
                 results.append(_compare("extend, " + name, capacity, n, pair, scale, bounds))
         ours, newest = _full(capacity, RewardPrioritizedWriter()), _full(capacity, FIFOWriter())
         for n in batches:
@@ -240,7 +243,7 @@ def growth(scale: Scale) -> list[Result]:
             for rows in (few, capacity)
         )
         for name, contender in (
-            ("extend, one row per object", lambda rb, n: _extending(rb, n // 2, n)),
+            ("extend, one row per object", lambda rb, n: _extending(rb, n // 2, n, True)),
             ("sample", lambda rb, n: _drawing(rb, n=n)),
             ("extend and sample", _cycling),
         ):
@@ -277,7 +280,7 @@ def peers(scale: Scale) -> list[Result]:
             for draw in ("softmax", "rank", "uniform"):
                 ours, peer = _as_fifty_lines(capacity, keep, draw)
                 name = f"fifty lines, {keep}, {draw}"
-                kinds[name] = ours, _cycling, peer, _cycling_fifty_lines, None
+                kinds[name] = ours, partial(_cycling, known=True), peer, _cycling_fifty_lines, None
         for name, (ours, mine, peer, its, bound) in kinds.items():
             for n in batches:
                 pair = mine(ours, n), its(peer, n)
@@ -333,7 +336,7 @@ def large(scale: Scale) -> list[Result]:
     )
     results = []
     for name, contender in (
-        ("extend, one row per object", partial(_extending, accepted=HALF)),
+        ("extend, one row per object", partial(_extending, accepted=HALF, known=True)),
         ("sample", _drawing),
         ("sample after a write", lambda rb: _drawing(rb, partial(_write, rb))),
     ):
@@ -353,7 +356,10 @@ def _bytes(held: float) -> tuple[float, float, float, float, float, int, float]:
 
 
 def torchgfn(scale: Scale) -> list[Result]:
-    """Compare writing and drawing with torchgfn's prioritised replay buffer."""
+    """Compare our parts, on TensorDicts, with torchgfn's prioritised replay buffer.
+
+    :mod:`benchmarks.interop` compares the same behind torchgfn's interface.
+    """
     if find_spec("gfn") is None:
         print("torchgfn is not installed: not compared")
         return []
@@ -449,8 +455,16 @@ def _full(
     return work.fill(work.buffer(capacity, writer, sampler), capacity, spread)
 
 
-def _extending(rb: TensorDictReplayBuffer, accepted: int, n: int = work.BATCH) -> Contender:
-    return Contender(rb.extend, partial(work.challenge_to, rb, accepted, n=n))
+def _extending(
+    rb: TensorDictReplayBuffer, accepted: int, n: int = work.BATCH, known: bool = False
+) -> Contender:
+    """Return extends of fresh batches, some of whose rows may be ``known`` to the buffer."""
+
+    def setup() -> TensorDict:
+        batch = work.challenge_to(rb, accepted, n=n)
+        return work.with_known(batch, rb[:]) if known else batch
+
+    return Contender(rb.extend, setup)
 
 
 def _drawing(rb: Any, setup: Callable[[], Any] = _nothing, n: int = work.BATCH) -> Contender:
@@ -462,12 +476,12 @@ def _sample_each(members: Sequence[TensorDictReplayBuffer], n: int, _: object) -
         rb.sample(n)
 
 
-def _cycling(rb: TensorDictReplayBuffer, n: int) -> Contender:
+def _cycling(rb: TensorDictReplayBuffer, n: int, known: bool = False) -> Contender:
     def run(batch: TensorDict) -> None:
         rb.extend(batch)
         rb.sample(n)
 
-    return Contender(run, partial(work.challenge_to, rb, n // 2, n=n))
+    return Contender(run, _extending(rb, n // 2, n, known).setup)
 
 
 def _write(rb: TensorDictReplayBuffer, n: int = work.BATCH) -> None:
@@ -479,7 +493,11 @@ def _with_groups(rows: TensorDict, capacity: int) -> TensorDict:
 
 
 def _extending_groups(rb: TensorDictReplayBuffer, n: int, capacity: int) -> Contender:
-    return Contender(rb.extend, lambda: _with_groups(work.challenge_to(rb, n // 2, n=n), capacity))
+    def setup() -> TensorDict:
+        batch = work.with_known(work.challenge_to(rb, n // 2, n=n), rb[:])
+        return _with_groups(batch, capacity)
+
+    return Contender(rb.extend, setup)
 
 
 def _paths(log_reward: torch.Tensor) -> TensorDict:
@@ -550,8 +568,9 @@ def _cycling_fifty_lines(rb: FiftyLines, n: int) -> Contender:
         rb.sample(n)
 
     def batch() -> dict[str, Any]:
-        log_reward = rb.rows["log_reward"][: len(rb)]
-        return dict(work.items(work.challenge(log_reward, n // 2, n=n)))
+        stored = TensorDict({key: value[: len(rb)] for key, value in rb.rows.items()}, [len(rb)])
+        rows = work.items(work.challenge(stored["log_reward"], n // 2, n=n))
+        return dict(work.with_known(rows, stored))
 
     return Contender(run, batch)
 

@@ -42,7 +42,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import ranks
-from benchmarks.timing import environment
+from benchmarks.records import measured as measured_now
 from benchmarks.workloads import random_items
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
@@ -442,7 +442,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.draw:
         draw(options.draw, cases, costs)
     if options.json:
-        report = {"environment": environment(), "quick": options.quick, "costs": asdict(costs)}
+        report = {
+            "measured": measured_now("simulation"),
+            "quick": options.quick,
+            "costs": asdict(costs),
+        }
         report |= {"check": checked, "cases": [*map(asdict, cases)], "deaths": [*map(asdict, dead)]}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0

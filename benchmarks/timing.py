@@ -14,18 +14,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
 
-_PACKAGES = ("torch", "torchrl", "tensordict", "torchgfn")
+from benchmarks import records
+
+SEED = 0  # of the rows and batches
 S = TypeVar("S")
 
 _LAYOUT = "{:<68} {:>9} {:>13} {:>13} {:>8} {:>8}  {}"
@@ -195,6 +195,9 @@ def options_of(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="smoke run: the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
+    parser.add_argument(
+        "--store", action="store_true", help="keep them in benchmarks/results, for the pages"
+    )
     return parser
 
 
@@ -221,26 +224,42 @@ def run_parts(
     parser = options_of(description)
     parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts))
     options = parser.parse_args(arguments)
-    torch.manual_seed(0)
+    scale = quick if options.quick else full
     torch.set_num_threads(1)
     print(header(size))
-    results = [r for part in options.parts for r in parts[part](quick if options.quick else full)]
+    found = {}
+    for part in options.parts:
+        torch.manual_seed(SEED)
+        found[part] = parts[part](scale)
     if notes is not None:
-        print(notes(results))
-    conclude(results, options)
+        print(notes([result for results in found.values() for result in results]))
+    benchmark = Path(next(iter(parts.values())).__code__.co_filename).stem
+    conclude(benchmark, found, options, {"scale": asdict(scale)})  # type: ignore[call-overload]
 
 
-def conclude(results: Iterable[Result], options: argparse.Namespace) -> None:
+def conclude(
+    benchmark: str,
+    parts: Mapping[str, list[Result]],
+    options: argparse.Namespace,
+    resolved: Mapping[str, Any],
+) -> None:
     """Print which bounds are met, and write the figures where they were asked for.
 
     Args:
-        results: the comparisons.
+        benchmark: a key of :data:`benchmarks.records.CODE`.
+        parts: the comparisons by part.
         options: as of ``options_of``.
+        resolved: what the run had beside these options.
     """
-    results = list(results)
+    results = [result for found in parts.values() for result in found]
     print(summary(results) + (" (quick run: no measurement)" if options.quick else ""))
+    given = {name: value for name, value in vars(options).items() if name not in ("json", "store")}
+    if options.store and options.quick:
+        print("not stored: a quick run measures nothing")
+    elif options.store:
+        store(records.RESULTS / f"{benchmark}.json", benchmark, parts, {**given, **resolved})
     if options.json:
-        write_json(options.json, results, {"quick": options.quick})
+        store(options.json, benchmark, parts, {**given, **resolved})
 
 
 def header(size: str = "capacity") -> str:
@@ -275,40 +294,25 @@ def summary(results: Iterable[Result]) -> str:
     return f"{line}; missed: {', '.join(missed)}" if missed else line
 
 
-def environment() -> dict[str, str]:
-    """Return what the figures depend on."""
-    found = {"python": platform.python_version(), "cpu": _cpu()}
-    found["threads"] = str(torch.get_num_threads())
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def write_json(path: Path, results: Iterable[Result], facts: Mapping[str, Any]) -> None:
-    """Write the figures and what they depend on.
+def store(
+    path: Path, benchmark: str, parts: Mapping[str, list[Result]], options: Mapping[str, Any]
+) -> None:
+    """Write the figures of some parts of a benchmark; those of its other parts are kept.
 
     Args:
         path: the file.
-        results: the comparisons.
-        facts: anything else worth keeping, by name.
+        benchmark: a key of :data:`benchmarks.records.CODE`.
+        parts: the comparisons by part.
+        options: all options of the run.
     """
-    rows = [{**asdict(result), "met": result.met} for result in results]
-    report = {"environment": environment(), **facts, "results": rows}
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    report = records.read(path) or {"parts": {}}
+    for part, results in parts.items():
+        rows = [{**asdict(result), "met": result.met} for result in results]
+        facts = records.measured(benchmark, options, [SEED])
+        report["parts"][part] = {"measured": facts, "results": rows}
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n")
 
 
 def _fraction(ratio: float) -> str:
     """Write a ratio up to a tenth as 1/n, which reads as "n times faster"."""
     return f"{ratio:.2f}" if ratio > 0.1 else f"1/{1 / ratio:.0f}"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -166,6 +166,23 @@ def challenge_to(
     return items(challenge(rb[:].get("log_reward"), accepted, scale, n))
 
 
+def with_known(batch: TensorDict, stored: TensorDict, share: float = 1 / 4) -> TensorDict:
+    """Return a batch of which some rows are stored objects: half better than stored, half worse.
+
+    Args:
+        batch: items, which are changed.
+        stored: what the buffer holds.
+        share: which part of the batch.
+    """
+    n = max(1, round(len(batch) * share))
+    slot = torch.randint(len(stored), (n,))
+    at = torch.randperm(len(batch))[:n]
+    batch["state"][at] = stored["state"][slot]
+    sign = torch.tensor([1.0, -1.0]).repeat(n // 2 + 1)[:n]
+    batch["log_reward"][at] = stored["log_reward"][slot] + sign * torch.rand(n)
+    return batch
+
+
 def check_challenge() -> None:
     """Raise unless batches are accepted as announced, for a benchmark must do what it says."""
     rb = fill(buffer(1000, RewardPrioritizedWriter()), 1000)

@@ -8,7 +8,7 @@ anew.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, replace as changed
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +17,9 @@ import tyro
 from benchmarks.published.defaults import DEFAULTS, TUNED
 from benchmarks.published.page import write_page
 from benchmarks.published.rows import ROWS
-from benchmarks.published.runs import RESULTS, run_all, save, summary
+from benchmarks.published.runs import RESULTS, require_addable, run_all, save, summary
 from benchmarks.published.sceptic import SCEPTIC
+from benchmarks.records import RecordError
 
 _ROWS = ROWS | {row.name: row for rows in (DEFAULTS, TUNED, SCEPTIC) for row in rows.values()}
 Name: Any = Literal[(*_ROWS, "page")]
@@ -40,6 +41,8 @@ class Options:
     """Processes, of one thread each."""
     calls: int | None = None
     """Fewer reward calls than the protocol has, to look at a row; nothing is written."""
+    replace: bool = False
+    """Drop stored results of another configuration."""
     out: Path = RESULTS
     """Folder of the results."""
 
@@ -52,12 +55,17 @@ def main() -> int:
         return 0
     row = _ROWS[options.row]
     if options.calls is not None:
-        row = replace(row, calls=options.calls)
+        row = changed(row, calls=options.calls)
+    if options.calls is None and not options.replace:
+        try:
+            require_addable(options.out, row)
+        except RecordError as error:
+            sys.exit(str(error))
     seeds, results = range(options.first_seed, options.first_seed + options.seeds), []
     for result in run_all(row, seeds, options.jobs):
         results.append(result)
         if options.calls is None:
-            save(options.out, row, [result])
+            save(options.out, row, [result], options.replace)
     print(summary(row, results))
     return 0
 

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
+from benchmarks import records
 from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS, TUNED
 from benchmarks.published.rows import ROWS, Figure, Row
 from benchmarks.published.runs import Result, is_met, load, modes_at, typical
@@ -37,6 +38,7 @@ def write_page(folder: Path) -> None:
     for row in ROWS.values():
         lines += _lines(row, known.get(row, []))
     lines += ["", f"![modes found against reward calls](../benchmarks/results/{PICTURE})"]
+    lines += ["", *_ages(known)]
     lines += ["", *_measured(folder / PEERS, known)]
     lines += ["", *_by_default(folder), "", *_beside_fifty_lines(folder)]
     _insert(RESULTS, lines)
@@ -68,6 +70,17 @@ def _lines(row: Row, results: list[Result]) -> list[str]:
         )
         title = ""  # in the first line of the row alone
     return lines
+
+
+def _ages(known: Mapping[Row, list[Result]]) -> list[str]:
+    """Return when rows were measured, and which results are older than the code."""
+    ages: dict[str, list[str]] = {}
+    for row, results in known.items():
+        for age in dict.fromkeys(records.age(result.measured) for result in results):
+            ages.setdefault(age, []).append(f"`{row.name}`")
+    if len(ages) == 1:
+        return [f"{next(iter(ages))} That is true of all rows above."]
+    return [f"- {', '.join(names)}: {age[0].lower()}{age[1:]}" for age, names in ages.items()]
 
 
 def _measured(path: Path, known: Mapping[Row, list[Result]]) -> list[str]:
@@ -120,7 +133,9 @@ def _by_default(folder: Path) -> list[str]:
             f"| {task} | {row.title} | {row.calls:,} | {' | '.join(cells)} | {len(results)} | "
             f"{seconds:,.0f} | {'chosen on' if task in CHOSEN_ON else 'reported on'} |"
         )
-    return [*lines, "", f"![curves of the default options](../benchmarks/results/{CURVES})"]
+    ages = _ages({DEFAULTS[task]: results for task, results in known.items()})
+    picture = f"![curves of the default options](../benchmarks/results/{CURVES})"
+    return [*lines, "", picture, "", *ages]
 
 
 def _beside_fifty_lines(folder: Path) -> list[str]:
@@ -139,6 +154,9 @@ def _beside_fifty_lines(folder: Path) -> list[str]:
         rows = [DEFAULTS[task], *(SCEPTIC[task, arm] for arm in ARMS)]
         found = [load(folder, row) for row in rows]
         n = min(map(len, found))  # the same seeds of all
+        if not n:
+            missing = [row.name for row, results in zip(rows, found, strict=True) if not results]
+            lines.append(f"| {task} | not measured: {', '.join(missing)} {'| ' * len(titles)}|")
         for figure in DEFAULTS[task].figures[:2] if n else ():
             cells = [_cell(figure, results[:n]) for results in found]
             lines.append(f"| {task}, {n} seeds | {figure.title} | {' | '.join(cells)} |")

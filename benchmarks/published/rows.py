@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.rollout import Sampler
-from gfn_rb.training import (
-    Hooks,
-    KeepDiverse,
-    KeepRecent,
-    QuantileDraw,
-    RankDraw,
-    SearchOptions,
-    SoftmaxDraw,
-    TeacherOptions,
-    TrainConfig,
-    Trainer,
-    UniformDraw,
-)
-from gfn_rb.training.config import (
-    BayesianDAGConfig,
-    BitSequenceConfig,
-    DeceptiveGridConfig,
-    RNABindingConfig,
-    TFBind8Config,
-)
+from gfn_rb.training import Hooks, TrainConfig, Trainer
 from gfn_rb.training.metrics import ExactFit, total_variation
 
 N_SAMPLES = 2048  # of a policy, at the end of a run
@@ -152,29 +134,14 @@ _GRID_SETTINGS = (
 _SMALLER = f"{_GRID_SETTINGS}; networks of 2 x 128 units (published: 2 x 256)"
 
 
-# Options that all rows set unless they say otherwise: a row does not change with the defaults.
-_OPTIONS: dict[str, Any] = {
-    "backward": "uniform",
-    "replay": "terminal",
-    "replay_ratio": 1.0,
-    "keep": KeepDiverse(),
-    "draw": RankDraw(k=0.01),
-    "hidden": (128, 128),
-    "lr": 3e-3,
-    "log_z": None,
-    "lr_log_z": 0.1,
-    "temperature": 1.0,
-    "regression": "squared",
-}
+# Every option of every row, resolved: a row does not change with the defaults. A new option must be
+# added to the file with the value that leaves the rows as they are.
+_PROTOCOLS = json.loads((Path(__file__).parent / "protocols.json").read_text())
 
 
-def _config(kind: type[TrainConfig], **options: Any) -> TrainConfig:
-    return kind(**{**_OPTIONS, **options})
-
-
-def _grid(**options: Any) -> TrainConfig:
-    """Return what the rows on the deceptive grid have in common."""
-    return _config(DeceptiveGridConfig, batch_size=64, **options)
+def _pinned(name: str) -> TrainConfig:
+    """Return the configuration of a row, but for its seed."""
+    return TrainConfig.from_dict(_PROTOCOLS[name])
 
 
 _GRID_4D = Row(
@@ -186,7 +153,7 @@ _GRID_4D = Row(
         "arXiv:2410.01432)"
     ),
     settings=f"two replayed items for each fresh one; {_SMALLER}",
-    config=_grid(height=32, capacity=104_268, replay_ratio=2.0),
+    config=_pinned("grid_4d"),
     calls=384_000,
     figures=(
         Figure("calls until 121 goals (PRT 120.4)", "calls_to_121", 384_000, False, digits=0),
@@ -206,16 +173,7 @@ _GRID_4D_16 = Row(
         "rank (k = 0.001, published: 0.01); "
         f"{_GRID_SETTINGS}"
     ),
-    config=_grid(
-        height=16,
-        capacity=6_412,
-        replay_ratio=2.0,
-        draw=RankDraw(k=1e-3),
-        hidden=(256, 256),
-        lr=2e-3,
-        regression="linex",
-        linex_alpha=1.0,
-    ),
+    config=_pinned("grid_4d_16"),
     calls=36_000,
     figures=(Figure("goals found", "modes_found", 69),),
     measure=modes_found,
@@ -227,7 +185,7 @@ _GRID_2D = Row(
     protocol=_GRID_CALLS,
     published="PRT 2,165, adaptive teacher 2,453 (Kim et al. 2024, arXiv:2410.01432)",
     settings=f"a teacher samples every other batch; {_SMALLER}",
-    config=_grid(ndim=2, height=256, capacity=6_553, teacher=TeacherOptions(0.5)),
+    config=_pinned("grid_2d"),
     calls=96_000,
     figures=(
         Figure("calls until 2,454 goals (teacher 2,453)", "calls_to_2454", 96_000, False, digits=0),
@@ -250,18 +208,7 @@ _TFBIND8 = Row(
         "16 trajectories and 7 loops of local search around each; three replayed items for each "
         "fresh one, half of them from the best tenth; batches of 16"
     ),
-    config=_config(
-        TFBind8Config,
-        form="prepend_append",
-        backward="learned",
-        modes="published",
-        epsilon=0.01,
-        batch_size=16,
-        search=SearchOptions(7),
-        replay="trajectories",
-        replay_ratio=3.0,
-        draw=QuantileDraw(),
-    ),
+    config=_pinned("tfbind8"),
     calls=64_000,
     figures=(
         Figure("modes after 16,000 calls (their code: 226)", "modes_at_16000", 226),
@@ -285,17 +232,7 @@ _RNA = Row(
         "one, drawn in proportion to the reward; "
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
-    config=_config(
-        RNABindingConfig,
-        form="prepend_append",
-        epsilon=0.01,
-        batch_size=32,
-        replay_ratio=3.0,
-        hidden=(256, 256),
-        lr_end=0.0,
-        anneal_steps=5_000,
-        draw=SoftmaxDraw(),
-    ),
+    config=_pinned("rna"),
     calls=160_000,
     figures=(
         Figure("log Z gap", "log_z_gap", 0.1, False, digits=3),
@@ -319,16 +256,7 @@ _BIT_SEQUENCE = Row(
         "loop rewrites one word, continues from the better string and counts as a call; batches of "
         "32, one replayed item for ten fresh ones; a network of 2 x 128 units"
     ),
-    config=_config(
-        BitSequenceConfig,
-        form="non_autoregressive",
-        delta=30,
-        epsilon=0.5,
-        batch_size=32,
-        search=SearchOptions(31, back_ratio=1 / 15),
-        replay_ratio=0.1,
-        lr=1e-3,
-    ),
+    config=_pinned("bit_sequence"),
     calls=428_000,
     figures=(Figure("calls until all modes", "calls_to_60", 214_000, False, True, digits=0),),
     measure=modes_found,
@@ -350,19 +278,7 @@ _DAG = Row(
         "linear-Gaussian network; batches of 128; two replayed items for each fresh one, uniform; "
         "networks of 2 x 256 units; learning rates fall to 0"
     ),
-    config=_config(
-        BayesianDAGConfig,
-        batch_size=128,
-        replay="trajectories",
-        replay_ratio=2.0,
-        hidden=(256, 256),
-        lr_log_z=1.0,
-        lr_end=0.0,
-        anneal_steps=2_344,
-        epsilon=0.02,
-        keep=KeepRecent(unique=False),
-        draw=UniformDraw(),
-    ),
+    config=_pinned("dag"),
     calls=300_000,
     figures=(
         Figure("total variation", "total_variation", 0.05, False, digits=4),

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.published.rows import Figure, Row
-from benchmarks.timing import environment
+from benchmarks.records import RecordError, read, require_same
 from gfn_rb.training import Trainer
 from gfn_rb.training.metrics import ExactFit
 
@@ -38,6 +38,7 @@ class Result:
         figures: what the row asks for, by name.
         curve: pairs of reward calls and modes found on the way; none where there are no modes.
         fit: pairs of reward calls and total variation, where the policy can be listed.
+        measured: commit, machine, versions and date; None before they were recorded.
     """
 
     seed: int
@@ -46,6 +47,7 @@ class Result:
     figures: dict[str, float]
     curve: list[list[int]]
     fit: list[list[float]] = field(default_factory=list)
+    measured: dict[str, Any] | None = None
 
 
 def run_all(row: Row, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
@@ -91,7 +93,8 @@ def run_one(row: Row, seed: int) -> Result:
     figures |= {f"calls_to_{n}": reached.get(n, row.calls) for n in row.milestones}
     figures |= {f"modes_at_{n}": modes_at(curve, n) for n in row.looks}
     print(f"{row.name}, seed {seed}: {figures}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    return Result(seed, n_fresh, seconds, figures, curve, fit)
+    facts = measured("published", {"row": row.name}, [seed])
+    return Result(seed, n_fresh, seconds, figures, curve, fit, facts)
 
 
 def modes_at(curve: Iterable[Sequence[int]], calls: int) -> int:
@@ -99,25 +102,42 @@ def modes_at(curve: Iterable[Sequence[int]], calls: int) -> int:
     return max((modes for n, modes in curve if n <= calls), default=0)
 
 
-def save(folder: Path, row: Row, results: Iterable[Result]) -> None:
-    """Write the results; those of other seeds with the same configuration are kept.
+def require_addable(folder: Path, row: Row) -> None:
+    """Raise unless results of a row can be added to those that are stored.
+
+    Raises:
+        RecordError: these are of another configuration, which includes options added since.
+    """
+    path = folder / f"published_{row.name}.json"
+    if (known := read(path)) is not None:
+        require_same(path, known["configuration"], _configuration(row))
+
+
+def save(folder: Path, row: Row, results: Iterable[Result], replace_all: bool = False) -> None:
+    """Write the results; those of other seeds are kept.
 
     Args:
         folder: where ``published_ROW.json`` lies.
         row: what was run.
         results: what came out.
+        replace_all: whether to drop the results of another configuration.
+
+    Raises:
+        RecordError: there are results of another configuration.
     """
-    path, configuration = folder / f"published_{row.name}.json", _configuration(row)
+    path = folder / f"published_{row.name}.json"
     own = {result.seed: asdict(result) for result in results}
-    if path.exists():
-        known = json.loads(path.read_text())
-        if known["configuration"] == configuration:
+    if (known := read(path)) is not None:
+        try:
+            require_addable(folder, row)
             own = {result["seed"]: result for result in known["results"]} | own
+        except RecordError:
+            if not replace_all:
+                raise
     folder.mkdir(parents=True, exist_ok=True)
     report = {
-        "environment": environment(),
         "row": row.name,
-        "configuration": configuration,
+        "configuration": _configuration(row),
         "results": [own[seed] for seed in sorted(own)],
     }
     path.write_text(_lined(report) + "\n")
@@ -130,10 +150,8 @@ def load(folder: Path, row: Row) -> list[Result]:
         folder: where ``published_ROW.json`` lies.
         row: what was run.
     """
-    path = folder / f"published_{row.name}.json"
-    if not path.exists():
-        return []
-    return [Result(**result) for result in json.loads(path.read_text())["results"]]
+    known = read(folder / f"published_{row.name}.json") or {"results": []}
+    return [Result(**result) for result in known["results"]]
 
 
 def summary(row: Row, results: Sequence[Result]) -> str:

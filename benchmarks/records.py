@@ -1,0 +1,209 @@
+"""What a stored figure says of itself, and whether the code that it measures has changed since.
+
+A file of ``benchmarks/results`` has ``measured``: its format, the command, commit, date, machine,
+versions, options and seeds, and a digest of the code that the benchmark depends on (:data:`CODE`).
+The digest is of syntax trees: comments and layout do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+_PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "numba", "torchgfn", "cpprb", "ribs")
+
+_BUFFERS = (
+    *("gfn_rb/writers", "gfn_rb/samplers", "gfn_rb/kernels", "gfn_rb/numerics", "gfn_rb/buffers"),
+    *("gfn_rb/storages.py", "gfn_rb/column.py", "gfn_rb/sharing.py", "gfn_rb/torchrl_compat.py"),
+    *("benchmarks/timing.py", "benchmarks/workloads.py"),
+)
+_ROLLOUTS = ("gfn_rb/envs", "gfn_rb/policies", "gfn_rb/rollout", "gfn_rb/containers")
+_LEARNING = (
+    *_BUFFERS[:-2],
+    *_ROLLOUTS,
+    *("gfn_rb/losses", "gfn_rb/training"),
+)
+CODE: dict[str, tuple[str, ...]] = {
+    "local": (*_BUFFERS, "benchmarks/local.py", "benchmarks/fifty_lines.py"),
+    "groups": (*_BUFFERS, "benchmarks/groups.py"),
+    "interop": (*_BUFFERS, "gfn_rb/interop/torchgfn", "benchmarks/interop.py"),
+    "selection": (*_BUFFERS, "benchmarks/selection.py"),
+    "compact": (*_BUFFERS, "benchmarks/compact.py"),
+    "ragged": (*_BUFFERS, "gfn_rb/ragged.py", "gfn_rb/pages.py", "benchmarks/ragged.py"),
+    "checkpoint": (
+        *("gfn_rb/checkpoint", "gfn_rb/codec", "benchmarks/checkpoint.py", "benchmarks/timing.py"),
+    ),
+    "rollout": (*_ROLLOUTS, "benchmarks/rollout.py", "benchmarks/timing.py"),
+    "distributed": ("gfn_rb/remote", "gfn_rb/transports", "gfn_rb/codec", *_BUFFERS),
+    "device": (*_BUFFERS, *_ROLLOUTS, "benchmarks/device.py"),
+    "learning": (*_LEARNING, "benchmarks/learning.py"),
+    "published": (*_LEARNING, "benchmarks/published", "benchmarks/fifty_lines.py"),
+    "language_model": (*_LEARNING, "benchmarks/language_model.py"),
+    "distributed_learning": (*_LEARNING, "gfn_rb/remote", "gfn_rb/transports"),
+    "simulation": ("gfn_rb/remote", "gfn_rb/transports", "benchmarks/simulation.py"),
+}
+"""Paths of the repository that the figures of each benchmark depend on."""
+
+
+class RecordError(ValueError):
+    """A file of results cannot be read."""
+
+
+def measured(
+    benchmark: str, options: Mapping[str, Any] | None = None, seeds: Iterable[int] = ()
+) -> dict[str, Any]:
+    """Return what is known of a measurement that is being made now.
+
+    Args:
+        benchmark: a key of :data:`CODE`.
+        options: all options of the run, resolved.
+        seeds: its seeds.
+    """
+    return {
+        "format": FORMAT,
+        "benchmark": benchmark,
+        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "versions": versions(),
+        "options": dict(options or {}),
+        "seeds": list(seeds),
+        "code": code_of(benchmark),
+    }
+
+
+def read(path: Path) -> Any:
+    """Return what a file of results holds, None if there is no file.
+
+    Raises:
+        RecordError: it is no JSON, or of a newer format.
+    """
+    if not path.exists():
+        return None
+    try:
+        report = json.loads(path.read_text())
+    except ValueError as error:
+        raise RecordError(f"{path.name} must be a file of results, got no JSON: {error}") from None
+    for each in _records(report):
+        if (found := each.get("format")) != FORMAT:
+            raise RecordError(f"{path.name} must be of format {FORMAT}, got {found!r}")
+    return report
+
+
+def require_same(path: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise unless stored results have the configuration that is to be run now.
+
+    Raises:
+        RecordError: it has another one, whose results would be mixed or lost.
+    """
+    names = sorted(known.keys() | now.keys())
+    absent = object()
+    if wrong := [name for name in names if known.get(name, absent) != now.get(name, absent)]:
+        raise RecordError(
+            f"{path.name} must have the configuration of this run, got another "
+            f"{', '.join(wrong[:3])}{f' and {len(wrong) - 3} more' * (len(wrong) > 3)}: --replace "
+            "drops its results, --out FOLDER keeps them"
+        )
+
+
+def age(record: Mapping[str, Any] | None) -> str:
+    """Return a sentence about when something was measured, by which commit, and if that is old.
+
+    Args:
+        record: as of :func:`measured`; None if none was kept.
+    """
+    if not record or not record.get("commit"):
+        return "Measured before commits were recorded: older than the code."
+    text = f"Measured on {record['date']} at commit {record['commit']}"
+    return f"{text}." if is_current(record) else f"{text}: older than the code."
+
+
+def is_current(record: Mapping[str, Any]) -> bool:
+    """Return whether the code that was measured is that of this checkout."""
+    return record.get("code") == code_of(record["benchmark"])
+
+
+@cache
+def code_of(benchmark: str) -> str:
+    """Return a digest of the code that a benchmark depends on."""
+    digest = hashlib.sha256()
+    for name in CODE[benchmark]:
+        path = ROOT / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(str(file.relative_to(ROOT)).encode())
+            digest.update(ast.dump(ast.parse(file.read_text())).encode())
+    return digest.hexdigest()[:16]
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on beside the software."""
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "system": platform.platform(terse=True),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that are measured."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _records(report: Any) -> list[Mapping[str, Any]]:
+    """Return the descriptions of measurements in a report."""
+    if isinstance(report, list):
+        return [each for entry in report for each in _records(entry)]
+    if not isinstance(report, dict):
+        return []
+    own = [report["measured"]] if report.get("measured") else []
+    return own + [each for value in report.values() for each in _records(value)]
+
+
+def _commit() -> str:
+    """Return the commit of the checkout, with a + if it has changes; empty outside of git."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"],  # noqa: S607
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return found.stdout.strip()
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name if spec is not None else Path(sys.argv[0]).stem
+    return str(name).removesuffix(".__main__")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
