@@ -75,7 +75,8 @@ class ExperienceMemory:
         *,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.device, self.storing_device = device, storing_device
+        self.device = as_device("device", device)
+        self.storing_device = as_device("storing_device", storing_device)
         require_kind("generator", generator, torch.Generator, lambda value: value is None)
         self.print_gc_warning = print_gc_warning
         self._generator = generator

@@ -5,13 +5,11 @@ import sys
 
 import pytest
 import torch
-from factories import TORCHRL_WAITS
 from tensordict import TensorDict
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.envs import HyperGrid
 
-pytestmark = pytest.mark.skipif(TORCHRL_WAITS, reason="the numbers are those of TorchRL 0.14.1")
 N, CAPACITY = 128, 1024
 
 
