@@ -11,7 +11,8 @@ A row is a state of 16 int64 and its log-reward; workers are fed 16 rows with ea
 Simulated: each worker makes 640 rows a second, and sends them once in an interval, each to the one
 of m managers that owns it, in up to m frames; it waits for nothing, and sends nothing to a manager
 that has left 8 unanswered, as ``mode="nonblocking"`` does. A manager serves frames in the order
-they come. Where cores are shared, all that ranks do takes turns on them. Networks take no time.
+they come, each by itself: frames that wait take less, as ``together`` beside ``waiting`` says.
+Where cores are shared, all that ranks do takes turns on them. Networks take no time.
 
 Checked: the same program on 2 to 16 ranks under mpiexec, on the cores that this machine has.
 
@@ -46,6 +47,8 @@ from benchmarks.records import measured as measured_now
 from benchmarks.workloads import random_items
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
+from gfn_rb.remote.channel import FrameChannel
+from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
 from gfn_rb.transports import LocalTransport, MPITransport, Transport
 
 RATE, IN_FLIGHT = 640, 8  # rows a second of a worker; frames a manager may leave unanswered
@@ -68,6 +71,9 @@ class Costs:
         frame: per frame, at a manager.
         row: further, per row of it.
         subscriber: further, per worker that the manager feeds.
+        waiting: per frame of 64 rows of ten workers that are fed, at a manager, where each comes
+            by itself.
+        together: the same where all ten wait, which are then stored by one call.
     """
 
     batch: float
@@ -75,6 +81,8 @@ class Costs:
     frame: float
     row: float
     subscriber: float
+    waiting: float
+    together: float
 
     def served(self, rows: np.ndarray | float, workers: int) -> Any:
         """Return how long a manager takes for a frame, given its rows and how many it feeds."""
@@ -138,6 +146,35 @@ def timed(rows: int, n_workers: int, rounds: int) -> tuple[float, float, float]:
     return tuple(np.mean(took[n_workers:], 0).tolist())
 
 
+def timed_frames(n_waiting: int, rounds: int, n_workers: int = 10) -> float:
+    """Return the least CPU seconds per frame of 64 rows, where so many wait at a time."""
+    mine, *theirs = LocalTransport.group(n_workers + 1)
+    manager, links = new_manager(mine, [0]), [FrameChannel(each) for each in theirs]
+    terms = {"quota": FED, "policy": "newest", "own": False, "fresh": True}
+
+    def serve() -> None:
+        while manager.step():
+            pass
+
+    for link in links:
+        link.send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+    serve()
+    took = []
+    for i in range(rounds):
+        start, spent = i * n_workers, 0.0
+        for j, link in enumerate(links):
+            link.send(0, DATA_TAG, Kind.ITEMS, {"id": start + j}, random_items(64))
+            if (j + 1) % n_waiting == 0:
+                clock = time.thread_time()
+                serve()
+                spent += time.thread_time() - clock
+        took.append(spent / n_workers)
+        for link in links:
+            while link.receive(0) is not None:
+                pass
+    return min(took[rounds // 2 :])
+
+
 def measured(quick: bool) -> Costs:
     """Return what messages cost, by least squares over sizes of batches and numbers of workers."""
     sizes, crowds = ((1, 64), (2, 8)) if quick else ((1, 64, 640), (4, 128, 1024))
@@ -146,7 +183,9 @@ def measured(quick: bool) -> Costs:
     factors = np.array([(1, rows, crowd) for rows, crowd in cases])
     frame, row, subscriber = np.linalg.lstsq(factors, took[:, 2], rcond=None)[0]
     whole = took[[rows == 64 for rows, _ in cases]]
-    return Costs(float(whole[:, 0].mean()), float(took[:, 1].mean()), frame, row, subscriber)
+    worker = float(took[:, 1].mean())
+    alone, together = (timed_frames(n, 4 if quick else 40) for n in (1, 10))
+    return Costs(float(whole[:, 0].mean()), worker, frame, row, subscriber, alone, together)
 
 
 # Simulating.

@@ -76,12 +76,10 @@ class Baseline:
         # A pass over the buffer for each batch would cost more than storing it.
         if self._n_written * _STALE >= rb.storage.max_size:
             values = self._column.values(rb.storage)
-            values = values[values.isfinite()]
-            self._of_full, self._n_written = None, 0
-            if len(values) and not percentile:
-                self._of_full = float(values.min())  # in a fraction of the time
-            elif len(values):
-                self._of_full = float(np.quantile(values.double().cpu(), percentile))
+            lowest = math.nan if percentile else float(values.min())
+            if not math.isfinite(lowest):
+                lowest = _percentile(values[values.isfinite()], percentile)
+            self._of_full, self._n_written = lowest if lowest < math.inf else None, 0
         return self._mean if self._of_full is None else self._of_full
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,6 +89,13 @@ class Baseline:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a result of :meth:`state_dict`."""
         self._mean, self._n_written = state["ema"], math.inf
+
+
+def _percentile(values: Float[Tensor, "n"], share: float) -> float:
+    """Return the number at a share of the order of finite ones; inf without any."""
+    if not len(values):
+        return math.inf
+    return float(np.quantile(values.double().cpu(), share) if share else values.min())
 
 
 class BaselineFilter:

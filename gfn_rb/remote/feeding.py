@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import gumbel_like
 from gfn_rb.keys import INDEX, LOG_REWARD
-from gfn_rb.shapes import Bool, Float, Float64, Int64
+from gfn_rb.remote.records import ChangeLog, RankFlags
+from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, generator_of, length_of
 from gfn_rb.writers.rows import select_rows
@@ -46,74 +47,14 @@ def compile_loops() -> None:
     order.remove(order.first(63))
 
 
-class RankFlags:
-    """A flag for each object and rank, eight in a byte, those of an object side by side.
+class Candidates(NamedTuple):
+    """Rows that may be given, and all slots that changed; None for perhaps all."""
 
-    Args:
-        n: number of objects.
-        n_ranks: number of ranks.
-    """
-
-    def __init__(self, n: int, n_ranks: int) -> None:
-        self.n_ranks = n_ranks
-        self.packed = np.zeros((n, -(-n_ranks // 8)), np.uint8)
-
-    def has(self, number: Int64[np.ndarray, "m"], rank: int) -> Bool[np.ndarray, "m"]:
-        """Return which objects have the flag of a rank."""
-        return (self.packed[number, rank >> 3] & (1 << (rank & 7))) > 0
-
-    def add(self, number: Int64[np.ndarray, "m"], rank: int | Int64[np.ndarray, "m"]) -> None:
-        """Set a flag of each object: of one rank, or of the rank beside it."""
-        # One at a time: an object may come from two ranks of one byte.
-        bit = np.left_shift(1, np.bitwise_and(rank, 7)).astype(np.uint8)
-        np.bitwise_or.at(self.packed, (number, np.right_shift(rank, 3)), bit)
-
-    def clear(self, number: Int64[np.ndarray, "m"]) -> None:
-        """Clear all flags of objects."""
-        self.packed[number] = 0
-
-    def clear_rank(self, rank: int) -> None:
-        """Clear the flag of a rank of all objects."""
-        self.packed[:, rank >> 3] &= np.uint8(255 - (1 << (rank & 7)))
-
-    def load(self, number: Int64[np.ndarray, "m"], saved: Tensor) -> None:
-        """Set the flags of objects to rows of ``packed``, of as many ranks or of others."""
-        came: np.ndarray = saved.numpy()
-        if came.dtype == bool:  # earlier versions saved a byte for each flag
-            came = np.packbits(came, axis=1, bitorder="little")
-        n = min(came.shape[1], self.packed.shape[1])
-        self.packed[number] = 0
-        self.packed[number, :n] = came[:, :n]
-        if self.n_ranks & 7:  # ranks that there are no more
-            self.packed[number, -1] &= np.uint8((1 << (self.n_ranks & 7)) - 1)
-
-
-class ChangeLog:
-    """The slots that changed last, in a ring that many readers read, each from where it left off.
-
-    Args:
-        room: number of changes that are known.
-
-    Attributes:
-        total: number of changes so far.
-    """
-
-    def __init__(self, room: int) -> None:
-        self._slots = np.empty(room, np.int64)
-        self.total = 0
-
-    def note(self, slots: Int64[np.ndarray, "m"]) -> None:
-        """Record that slots changed."""
-        last = slots[-len(self._slots) :]
-        start = self.total + len(slots) - len(last)
-        self._slots[(start + np.arange(len(last))) % len(self._slots)] = last
-        self.total += len(slots)
-
-    def since(self, total: int) -> Int64[np.ndarray, "m"] | None:
-        """Return what changed after so many changes; None if that is not known any more."""
-        if self.total - total > len(self._slots):
-            return None
-        return self._slots[np.arange(total, self.total) % len(self._slots)]
+    changed: Int64[np.ndarray, "m"] | None
+    slot: Int64[np.ndarray, "n"]
+    number: Int64[np.ndarray, "n"]
+    log_reward: Float64[np.ndarray, "n"]
+    arrival: Int64[np.ndarray, "n"]
 
 
 class ObjectIndex:
@@ -140,6 +81,7 @@ class ObjectIndex:
         self.sent = RankFlags(n, n_ranks)  # by number and rank, whether it came from there
         self.given = RankFlags(n, n_ranks)  # whether it was given to the rank
         self.changes = ChangeLog(max(n // 4, 1))
+        self._candidates: tuple[int, int | None, Candidates] | None = None  # found last
         self.subscribers: dict[int, Subscriber] = {}  # by rank
         self._compact = compact_rows_of(rb)
         self._length = 0
@@ -182,8 +124,8 @@ class ObjectIndex:
             left = self.number[np.concatenate([rows, emptied])]
             self.number[emptied] = -1
             self.number[rows] = self._replace(left[left >= 0], objects)
-        self._length = length
-        self.changes.note(rows)
+            self._length = length
+            self.changes.note(rows)
         return torch.from_numpy(rows)
 
     def read(self, rows: Int64[Tensor, "m"], max_nbytes: int | None = None) -> TensorDictBase:
@@ -200,10 +142,29 @@ class ObjectIndex:
             self._compact.check_size(stored, max_nbytes)
         return self._compact.forward(stored)
 
-    def log_reward(self, rows: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
-        """Return the log-rewards of rows, integers as floats."""
-        values = self._column.values(self.storage)[rows].cpu()
-        return values if values.is_floating_point() else values.to(torch.float64)
+    def candidates(self, seen: int | None) -> Candidates:
+        """Return what may be given of the rows that changed after so many changes, or of all.
+
+        Workers that are fed one after another share what is found.
+        """
+        known, total = self._candidates, self.changes.total
+        if known is not None and known[:2] == (total, seen):
+            return known[2]
+        changed = None if seen is None else self.changes.since(seen)
+        length = length_of(self.storage)
+        if changed is None:
+            slot = np.arange(length)
+        else:
+            changed = np.unique(changed)
+            slot = changed[changed < length]  # others were emptied since
+        values = self._column.values(self.storage)[torch.from_numpy(slot)]
+        log_reward: np.ndarray = values.cpu().to(torch.float64).numpy()
+        if not (may_come := log_reward > -math.inf).all():  # no weight is never given
+            slot, log_reward = slot[may_come], log_reward[may_come]
+        number = self.number[slot]
+        found = Candidates(changed, slot, number, log_reward, self.arrival[number])
+        self._candidates = total, seen, found
+        return found
 
     def _read_objects(self, rows: Int64[Tensor, "m"]) -> ObjectsInRows:
         if self._compact is None and self.encoded is None:
@@ -225,11 +186,12 @@ class ObjectIndex:
         """Return the numbers of objects as of the last refresh, -1 for those not known."""
         return look_up(self._objects, objects)[1]
 
-    def new(self, objects: ObjectsInRows) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "j"]]:
-        """Return the positions of the objects that are neither known nor repeated."""
+    def look_up(
+        self, objects: ObjectsInRows
+    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+        """Return the numbers that :meth:`find` does, and where each object comes first in rows."""
         _, number, first = look_up(self._objects, objects)
-        is_first = first == np.arange(objects.n)
-        return ((number < 0) & is_first).nonzero()[0], number[number >= 0]
+        return number, first
 
     # Numbers.
 
@@ -386,69 +348,69 @@ class Subscriber:
         if not most or not index.storage.initialized:
             return None
         index.refresh()
-        changed = None if self._seen is None else index.changes.since(self._seen)
-        self._seen = index.changes.total
-        if changed is None:
-            self._plan_anew()
-        elif len(changed):
-            self._update(np.unique(changed))
+        seen, self._seen = self._seen, None  # if this fails, the next reply plans anew
+        if seen != index.changes.total:
+            self._update(index.candidates(seen))
         picked = self._take(most)
         while len(picked) < most and self._last is not None:
-            self._plan_anew()
+            self._update(index.candidates(None))
             picked = np.concatenate([picked, self._take(most - len(picked))])
+        self._seen = index.changes.total
         return index.read(torch.from_numpy(picked)) if len(picked) else None
 
-    def _plan_anew(self) -> None:
-        """Plan from all rows."""
-        self._plan, self._key, self._last = self._plan[:0], self._key[:0], None
-        self._add(np.arange(length_of(self._index.storage)))
-
-    def _update(self, changed: Int64[np.ndarray, "m"]) -> None:
+    def _update(self, found: Candidates) -> None:
         """Plan rows that changed, in place of what they were."""
-        nearest = changed.searchsorted(self._plan).clip(max=len(changed) - 1)
-        is_same = changed[nearest] != self._plan
-        self._plan, self._key = self._plan[is_same], self._key[is_same]
-        self._add(changed[changed < length_of(self._index.storage)])  # others were emptied since
-
-    def _add(self, row: Int64[np.ndarray, "m"]) -> None:
-        """Add those rows to the plan that may be given, and that come before its end."""
-        index = self._index
-        row = row[~self._is_known(row)]
-        weight = index.log_reward(torch.from_numpy(row)).to(torch.float64)
-        may_come = (weight > -math.inf).numpy()  # no weight is never given
-        row, weight = row[may_come], weight[may_come]
+        changed, plan, most = found.changed, self._plan, self._most_planned
+        if changed is None:
+            self._plan, self._key, self._last = plan[:0], self._key[:0], None
+        elif len(changed):
+            nearest = changed.searchsorted(plan).clip(max=len(changed) - 1)
+            is_same = changed[nearest] != plan
+            self._plan, self._key = plan[is_same], self._key[is_same]
         if self.terms["policy"] == "softmax":
-            key = -(weight + gumbel_like(weight, index.generator)).numpy()
+            weight = torch.from_numpy(found.log_reward)
+            key = -(weight + gumbel_like(weight, self._index.generator)).numpy()
         else:
-            is_top = self.terms["policy"] == "top"
-            key = -weight.numpy() if is_top else -index.arrival[index.number[row]].astype(float)
-        tie = self._tie(row)
-        if self._last is not None:
-            is_before = (key < self._last[0]) | ((key == self._last[0]) & (tie <= self._last[1]))
-            row, key, tie = row[is_before], key[is_before], tie[is_before]
-        if not len(row):
-            return
-        row, key = np.concatenate([self._plan, row]), np.concatenate([self._key, key])
-        tie, most = np.concatenate([self._tie(self._plan), tie]), self._most_planned
-        if len(row) > most:
-            first = _first(key, tie, most)
-            row, key, tie = row[first], key[first], tie[first]
-        order = np.lexsort((tie, key))
-        if len(order) == most:
-            self._last = float(key[order[-1]]), int(tie[order[-1]])
-        self._plan, self._key = row[order].astype(np.int32), key[order]
+            key = -(found.log_reward if self.terms["policy"] == "top" else found.arrival)
+        tie = found.slot - found.arrival * self._index.storage.max_size
+        if self._last is None:
+            at = np.arange(len(key))
+        else:
+            last, last_tie = self._last
+            at = ((key < last) | ((key == last) & (tie <= last_tie))).nonzero()[0]
+        at = at[~self._is_known(found.number[at])]
+        if changed is not None and len(at) > (enough := 8 * self.terms["quota"]):
+            most = min(most, enough)  # more of them will have come before all of these are given
+        if len(at):
+            self._insert(found.slot[at], key[at].astype(np.float64), tie[at], most)
 
-    def _tie(self, row: np.ndarray) -> Int64[np.ndarray, "m"]:
-        """Return what decides between equal keys: the newest object first, then the lowest slot."""
-        index = self._index
-        return row - index.arrival[index.number[row]] * index.storage.max_size
+    def _insert(
+        self,
+        slot: Int64[np.ndarray, "m"],
+        key: Float64[np.ndarray, "m"],
+        tie: Int64[np.ndarray, "m"],
+        most: int,
+    ) -> None:
+        """Insert rows into the plan, which keeps the first rows, at most so many."""
+        index, plan = self._index, self._plan
+        plan_tie = plan - index.arrival[index.number[plan]] * index.storage.max_size
+        slot, key = np.concatenate([plan, slot]), np.concatenate([self._key, key])
+        tie = np.concatenate([plan_tie, tie])
+        is_cut = len(slot) > most
+        if is_cut:
+            first = _first(key, tie, most)
+            slot, key, tie = slot[first], key[first], tie[first]
+        order = np.lexsort((tie, key))
+        if is_cut:
+            self._last = float(key[order[-1]]), int(tie[order[-1]])
+        self._plan, self._key = slot[order].astype(np.int32), key[order]
 
     def _take(self, n: int) -> Int64[np.ndarray, "k"]:
         """Take the next n rows out of the plan, or all there are, and record them as given."""
         index, plan = self._index, self._plan
         # Slots may have been emptied, and the worker may have sent objects since.
         at = (plan < length_of(index.storage)).nonzero()[0]
-        at = at[~self._is_known(plan[at])]
+        at = at[~self._is_known(index.number[plan[at]])]
         if index.has_twins:  # each object once
             at = at[np.sort(np.unique(index.number[plan[at]], return_index=True)[1])]
         at = at[:n]
@@ -462,11 +424,10 @@ class Subscriber:
         index.given.add(index.number[picked], self.rank)
         return picked
 
-    def _is_known(self, row: np.ndarray) -> Bool[np.ndarray, "m"]:
-        """Return which rows the worker was given or, unless it wants its own, sent."""
-        index, number = self._index, self._index.number[row]
-        known = index.given.has(number, self.rank)
-        return known if self.terms["own"] else known | index.sent.has(number, self.rank)
+    def _is_known(self, number: Int64[np.ndarray, "m"]) -> Bool[np.ndarray, "m"]:
+        """Return which objects the worker was given or, unless it wants its own, sent."""
+        known = self._index.given.has(number, self.rank)
+        return known if self.terms["own"] else known | self._index.sent.has(number, self.rank)
 
 
 def _first(

@@ -7,13 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.codec.primitives import one_line
-from gfn_rb.containers.objects import objects_in
 from gfn_rb.errors import (
     ArgumentError,
     PeerLostError,
@@ -22,8 +19,9 @@ from gfn_rb.errors import (
     WireVersionError,
 )
 from gfn_rb.remote.baseline import Baseline
-from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
+from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
 from gfn_rb.remote.feeding import ObjectIndex, compile_loops
+from gfn_rb.remote.frame_store import FrameStore, StoredFrame
 from gfn_rb.remote.messages import (
     DATA_TAG,
     METADATA_TAG,
@@ -38,7 +36,6 @@ from gfn_rb.remote.messages import (
 from gfn_rb.remote.ranks import Membership, RankState
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope
-from gfn_rb.writers.rows import select_rows, shallow_copy
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +79,8 @@ class MessageHandler:
         if buffer is not None:
             compile_loops()
         self._watch = Stopwatch(PHASES)
-        self._drops, self._below = drops_duplicates, below
+        self._store = FrameStore(buffer, self._index, drops_duplicates, below)
+        self._queue: list[ReceivedFrame] = []  # of rows, received and not stored yet
         self._logged: set[tuple[int, str]] = set()
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
@@ -91,13 +89,22 @@ class MessageHandler:
             Kind.ALIVE: lambda frame: None,  # that it came is all it says
         }
 
-    def _receive(self, envelope: Envelope) -> None:
-        """Receive a message and do what it asks; any error is answered and logged."""
+    def _receive(self, envelope: Envelope) -> bool:
+        """Receive a message and do what it asks; any error is answered and logged.
+
+        Rows wait until :meth:`_answer_items`, so that those of many frames are stored by one call.
+
+        Returns:
+            Whether it was received without an error.
+        """
         source, tag, nbytes = envelope
         frame = None
         try:
             self._watch.switch("receive")
             frame = self._channel.take(envelope)
+            is_of_items = frame.error is None and tag == DATA_TAG and frame.kind == Kind.ITEMS
+            if not is_of_items:  # which then finds all that came before it stored and answered
+                self._answer_items()
             # Unreadable frames first, from any sender: their kind and metadata mean nothing.
             if frame.error is not None:
                 if source in self._senders:
@@ -115,6 +122,8 @@ class MessageHandler:
             raise
         except Exception as error:
             self._refuse(frame or ReceivedFrame(source, tag, 0, {}, None, nbytes, None), error)
+            return False
+        return True
 
     def _lose(self, rank: int, why: str, state: RankState = "lost") -> None:
         """Continue without a worker; ignored for other ranks and one that has left already."""
@@ -173,22 +182,57 @@ class MessageHandler:
         self._reply(frame, Kind.HELLO, answer)
 
     def _items(self, frame: ReceivedFrame) -> None:
-        rows, source, meta = frame.rows, frame.source, frame.meta
-        number, quota = meta.get("id"), meta.get("quota")
-        if rows is None:
+        number, quota = frame.meta.get("id"), frame.meta.get("quota")
+        if frame.rows is None:
             raise ArgumentError("a frame of items holds none")
         if number is not None and not is_number(number):
             raise ArgumentError(f"id must be an integer of 64 bits, got {number!r:.80}")
         if quota is not None and (type(quota) is not int or quota < 0):
             raise ArgumentError(f"quota must be at least 0, got {quota!r:.80}")
-        outcomes, scores, per_row, error = self._handle_batch(rows, source)
+        self._queue.append(frame)
+
+    def _answer_items(self) -> None:
+        """Store the rows of all frames that wait, by one call, and reply to each frame."""
+        if not self._queue:
+            return
+        frames, self._queue = self._queue, []
+        self._watch.switch("store")
+        batches = [(frame.source, frame.rows) for frame in frames if frame.rows is not None]
+        try:
+            results = self._store.store(batches)
+        except Exception as error:
+            for frame in frames:
+                self._refuse(frame, error)
+            return
+        for stored in results:
+            if stored.log_reward is not None:
+                self._baseline.observe(stored.log_reward, stored.outcomes.get("stored", 0))
+        for frame, (_, rows), stored in zip(frames, batches, results, strict=True):
+            try:
+                self._answer(frame, rows, stored)
+            except TransportClosedError:
+                raise
+            except Exception as error:
+                self._refuse(frame, error)
+
+    def _answer(self, frame: ReceivedFrame, rows: TensorDictBase, stored: StoredFrame) -> None:
+        """Score a frame whose rows are stored, feed its sender, and reply."""
+        source, outcomes, error = frame.source, stored.outcomes, stored.error
+        scores, per_row, fed = dict[str, float](), None, None
+        outcome = "refused" if "refused" in outcomes else "cannot score"
+        if self._score is not None and error is None:
+            try:
+                self._watch.switch("score")
+                scores, per_row = pack(self._score(rows, source), len(rows))
+            except Exception as unscored:
+                error = unscored
         self.batches += 1
-        answer: dict[str, Any] = {"to": number, "outcomes": outcomes, "scores": scores}
-        outcome, fed = "refused" if "refused" in outcomes else "cannot score", None
+        answer: dict[str, Any] = {"to": frame.meta.get("id"), "outcomes": outcomes}
+        answer["scores"] = scores
         try:
             answer["baseline"] = self._baseline.value(self.buffer)
             subscribers = {} if self._index is None else self._index.subscribers
-            if source in subscribers and quota != 0:
+            if source in subscribers and (quota := frame.meta.get("quota")) != 0:
                 self._watch.switch("feed")
                 fed = subscribers[source].next(quota)
         except Exception as unfed:  # rows that are stored are answered for all the same
@@ -200,55 +244,6 @@ class MessageHandler:
             self._log(frame, error, outcome, f"{n} items: ")
             answer["error"] = describe_error(error)
         self._reply(frame, Kind.SCORES, answer, fed, per_row)
-
-    def _handle_batch(
-        self, rows: TensorDictBase, sender: int
-    ) -> tuple[dict[str, int], dict[str, float], TensorDict | None, Exception | None]:
-        """Store and score a batch; return outcomes, scores, scores per row, and any error."""
-        try:
-            self._watch.switch("store")
-            log_reward = check_rows(rows, self._below)
-            n = log_reward.shape[0]
-            outcomes = self._store(rows, n, sender)
-        except Exception as error:  # a writer, transform or storage may raise anything
-            return {"refused": rows.batch_size[0]}, {}, None, error
-        self._baseline.observe(log_reward, outcomes.get("stored", 0))
-        if self._score is None:
-            return outcomes, {}, None, None
-        try:
-            self._watch.switch("score")
-            return outcomes, *pack(self._score(rows, sender), n), None
-        except Exception as error:
-            return outcomes, {}, None, error
-
-    def _store(self, rows: TensorDictBase, n: int, sender: int) -> dict[str, int]:
-        """Offer rows to the buffer, and return their outcomes."""
-        index = self._index
-        if self.buffer is None or index is None:
-            return {"scored": n}
-        if index.encoded is not None:
-            rows = index.encoded.padded(rows)
-        objects = objects_in(rows)  # refuses rows that the index could not follow once stored
-        new = np.arange(n)
-        if self._drops:
-            # A checkpoint or its owner may have written to the buffer: the index is refreshed
-            # before it is asked, and again once rows are in.
-            index.refresh()
-            new, known = index.new(objects)
-            index.sent.add(known, sender)
-        n_new, n_stored = len(new), 0
-        if n_new:
-            # A buffer writes the slots into the rows that it is given.
-            chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
-            slots = torch.as_tensor(self.buffer.extend(chosen)).reshape(-1).cpu()
-            slots = slots[slots >= 0]
-            n_stored = slots.shape[0]
-            try:
-                index.refresh()
-                index.sent.add(index.number[slots.numpy()], sender)
-            except Exception as error:  # rows that are stored are not refused
-                log.warning("rows were stored, and cannot be fed yet: %s", one_line(error)[:500])
-        return {"stored": n_stored, "rejected": n_new - n_stored, "duplicates": n - n_new}
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
         self._workers.leave(frame.source, "gone")

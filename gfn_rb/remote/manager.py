@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _TICK = 0.2  # seconds between checks of silence and of checkpoints that are due
 _FLUSH = 5.0  # seconds that answers have to leave at the end
+_MOST_MESSAGES, _MOST_NBYTES = 64, 1 << 26  # that are received before their rows are stored
 _MAX_ROWS = 1 << 20  # of a message: its bytes do not bound rows of no size
 
 
@@ -180,7 +181,9 @@ class ReplayBufferManager(MessageHandler):
         log.info("%s: %d batches; %s", self._name, self.batches, self._watch.summary())
 
     def step(self, timeout: float = 0.0) -> bool:
-        """Handle one message.
+        """Handle the messages that wait, at most 64 of them.
+
+        The rows of all are stored by one call. Each message has its own reply.
 
         Args:
             timeout: seconds to wait for a message.
@@ -188,19 +191,27 @@ class ReplayBufferManager(MessageHandler):
         Returns:
             Whether a message was handled.
         """
+        n_received, nbytes = 0, 0
         try:
             # A probe tells rank and tag without room for the message, whose size the sender chose.
             self._watch.switch("idle")
             envelope = self.transport.probe(timeout=timeout)
-            if envelope is not None:
-                self._receive(envelope)
+            while envelope is not None:
+                is_fine = self._receive(envelope)
+                n_received, nbytes = n_received + 1, nbytes + envelope.nbytes
+                # What raised an error may be there still.
+                if not is_fine or n_received == _MOST_MESSAGES or nbytes >= _MOST_NBYTES:
+                    break
+                envelope = self.transport.probe()
             self._watch.switch("other")
-            for rank in self._workers.silent():
+            for rank in self._workers.silent():  # before the time that answers take
                 # What it sent while this manager was busy or stopped may not be received yet.
                 if self.transport.probe(rank, timeout=_TICK) is None:
                     self._lose(rank, "it has been silent for too long")
+            self._answer_items()
         except PeerLostError as error:
             self._lose(error.rank, str(error))
+            self._answer_items()  # of the others
             return True
         every = self._checkpoint_every
         if every is not None and self.batches - self._batches_saved >= every:
@@ -208,7 +219,7 @@ class ReplayBufferManager(MessageHandler):
                 self.save()
             except Exception as error:  # the next may succeed, as when a disk was full
                 log.warning("%s: could not save, going on: %s", self._name, one_line(error)[:500])
-        return envelope is not None
+        return n_received > 0
 
     def metadata(self) -> dict[str, Any]:
         """Return the manager's reply to a metadata query."""

@@ -101,7 +101,7 @@ def test_softmax_draws_have_their_law():
 def sorted_as_before(index, rank, quota):
     """The rows that a worker is fed, each object once, found by sorting all of them."""
     subscriber, rows = index.subscribers[rank], torch.arange(len(index.storage))
-    number, reward = index.number[: len(rows)], index.log_reward(rows).double().numpy()
+    number, reward = index.number[: len(rows)], index.storage[:]["log_reward"].double().numpy()
     to_give = ~index.given.has(number, rank) & (reward > -math.inf)
     if not subscriber.terms["own"]:
         to_give &= ~index.sent.has(number, rank)
@@ -175,11 +175,13 @@ def test_draws_have_their_law_when_rows_change_and_plans_run_out(changed, monkey
 
 
 def test_only_changed_rows_are_planned_again(monkeypatch):
-    rb, planned, add = fifo_buffer(1000), [], Subscriber._add
+    rb, planned, update = fifo_buffer(1000), [], Subscriber._update
     rb.extend(objects(range(1000)))
     index = subscribed(rb)
     monkeypatch.setattr(
-        Subscriber, "_add", lambda self, row: planned.append(len(row)) or add(self, row)
+        Subscriber,
+        "_update",
+        lambda self, found: planned.append(len(found.slot)) or update(self, found),
     )
     for i in range(3):
         fed(index, 4)

@@ -235,7 +235,7 @@ def test_whatever_a_message_causes_is_answered_once_and_costs_its_sender_alone(
     target = {
         "take": (scene.manager._channel, "take"),
         "decode": ("gfn_rb.remote.channel.decode_frame",),
-        "batch": (handler, "_handle_batch"),
+        "batch": (handler._store, "store"),
         "feed": ("gfn_rb.remote.feeding.Subscriber.next",),
         "baseline": (handler._baseline, "value"),
         "subscribe": (handler._index, "subscribe"),

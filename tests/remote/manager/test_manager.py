@@ -136,13 +136,14 @@ def test_silent_workers_are_lost(caplog):
     assert "worker 2 is lost" in caplog.text
 
 
-def test_workers_are_not_silent_while_their_manager_is_busy():
+def test_workers_are_not_silent_while_their_manager_is_busy(monkeypatch):
+    monkeypatch.setattr("gfn_rb.remote.manager._MOST_MESSAGES", 2)
     slow = lambda rows, sender: time.sleep(0.1) or {}  # noqa: E731
     manager, *clients = managed(fifo_buffer(9), slow, worker_timeout=0.05)
-    for value in range(2):
+    for value in range(3):
         for client in clients:
             client.link.send(0, DATA_TAG, Kind.ITEMS, {"id": value}, objects([value]))
-    for _ in range(2):
+    for _ in range(3):
         manager.step()
         assert manager._workers.present == [1, 2]
 
