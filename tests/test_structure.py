@@ -56,6 +56,7 @@ LAYERS = (
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
 # Packages that only some layers may import, in any way.
 ONLY_IN = {
+    "llvmlite": {"kernels"},
     "numba": {"kernels"},
     "jaxtyping": {"shapes"},
     "beartype": set(),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ADAPTER = "torchrl_compat.py"
+NUMBA_ADAPTER = "kernels/cache.py"
 # Documented by the standard library, underscore and all.
 _DOCUMENTED = {"_replace", "_make", "_asdict", "_fields", "_field_defaults", "_exit", "_getframe"}
 _BY_NAME = {"getattr", "setattr", "hasattr", "delattr"}
@@ -105,7 +106,7 @@ def _is_private(name: str) -> bool:
 
 
 def private_uses_in(package: Path, adapter: Path | None = None) -> dict[Path, list[PrivateUse]]:
-    """Return the findings of each file of a package, but for its adapter.
+    """Return the findings of each file of a package, but for its adapters.
 
     Args:
         package: its folder.
@@ -113,7 +114,8 @@ def private_uses_in(package: Path, adapter: Path | None = None) -> dict[Path, li
     """
     adapter = package / ADAPTER if adapter is None else adapter
     foreign = adapted(ast.parse(adapter.read_text()))
-    paths = [path for path in sorted(package.rglob("*.py")) if path.name != ADAPTER]
+    adapters = {package / ADAPTER, package / NUMBA_ADAPTER}
+    paths = [path for path in sorted(package.rglob("*.py")) if path not in adapters]
     trees = {path: ast.parse(path.read_text()) for path in paths}
     own = set().union(*map(defined, trees.values()))
     return {path: private_uses(tree, foreign, own) for path, tree in trees.items()}
