@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     )
     from gfn_rb.buffers.rate_limiter import RateLimiter as RateLimiter
     from gfn_rb.buffers.replay_buffer import GFNReplayBuffer as GFNReplayBuffer
+    from gfn_rb.buffers.stacked import StackedReplayBuffer as StackedReplayBuffer
     from gfn_rb.buffers.statistics import ReplayStatistics as ReplayStatistics
     from gfn_rb.buffers.summary import BufferSummary as BufferSummary
 

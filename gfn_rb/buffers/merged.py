@@ -48,8 +48,9 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
     members. Transforms of members apply to their rows, and the transform of the merged buffer
     applies to the batch. ``len`` counts members.
 
-    The members' rows must be TensorDicts of the same keys. TorchRL's ``ReplayBufferEnsemble`` over
-    the same members stacks batches of other data sets or types by member, [k, n / k].
+    The members' rows must be TensorDicts of the same keys. A
+    :class:`~gfn_rb.buffers.StackedReplayBuffer` over the same members stacks batches by member,
+    [k, n / k].
 
     Args:
         *members: the buffers, at least one; none of them an ensemble. TorchRL's
@@ -253,7 +254,7 @@ def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:
     if name := next((name for name in _STACKING if kwargs.get(name)), None):
         raise ArgumentError(
             f"{name} must be left out, got {kwargs[name]!r}: batches are flat, and those of "
-            "TorchRL's ReplayBufferEnsemble over the same members are stacked"
+            "gfn_rb.buffers.StackedReplayBuffer over the same members are stacked"
         )
     if not members and not {"storages", "samplers", "writers"} <= kwargs.keys():
         raise ArgumentError("members must be at least one buffer, got none")

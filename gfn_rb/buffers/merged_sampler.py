@@ -159,7 +159,7 @@ class MergedSampler(StateInFolder, SamplerEnsemble):
         member = categorical(share, n, _host_generator(self._rng))
         groups = Partition(member, len(storages))
         drawn = [
-            _rows_of(sampler, storage, count) if count else (member.new_empty(0), {})
+            rows_of(sampler, storage, count) if count else (member.new_empty(0), {})
             for sampler, storage, count in zip(self._samplers, storages, groups.counts, strict=True)
         ]
         info = _shared_info(groups, [each for _, each in drawn])
@@ -216,7 +216,7 @@ def _rows_of_members(member: Tensor, row: Tensor, info: dict[str, Any]) -> RowsO
     return compat.new_tensordict({BUFFER_IDS: member, INDEX: row}, row.shape), info
 
 
-def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[str, Any]]:
+def rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[str, Any]]:
     """Draw n rows of one member; its sampler may give them in several goes."""
     index, info = sampler.sample(storage, n)
     if not isinstance(index, Tensor) or index.ndim != 1:
@@ -225,7 +225,7 @@ def _rows_of(sampler: Sampler, storage: Storage, n: int) -> tuple[Tensor, dict[s
         return index, info
     if not 0 < index.shape[0] < n:
         raise ShapeError(f"{sampler} drew {index.shape[0]} rows, expected at most {n}")
-    rest, _ = _rows_of(sampler, storage, n - index.shape[0])
+    rest, _ = rows_of(sampler, storage, n - index.shape[0])
     return torch.cat([index, rest]), {}
 
 
