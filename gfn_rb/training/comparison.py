@@ -15,7 +15,7 @@ from gfn_rb.shapes import Float64
 from gfn_rb.training.config import flat
 from gfn_rb.training.rules import suggestion
 from gfn_rb.training.session.folder import RunFolder
-from gfn_rb.training.session.reading import printable, read_json, read_metrics
+from gfn_rb.training.session.reading import named_damage, printable, read_json, read_metrics
 
 # Default metrics of a comparison: the first three of these that all runs have.
 USUAL = (
@@ -27,6 +27,8 @@ _BESIDE = {
     *("seed", "steps", "threads", "eval_every", "checkpoint_every", "patience"),
     *("format", "metrics", "metrics.samples", "metrics.backward"),
 }
+# What each rank counts of its own, which says nothing of all ranks together.
+_COUNTS = "modes_found", "distinct_reward_calls", "top_100_score", "top_100_diversity"
 _MAX_CALLS = 2**53  # beyond which doubles leave out whole numbers
 
 
@@ -39,6 +41,7 @@ class FinishedRun(NamedTuple):
     path: Path
     config: dict[str, Any]
     columns: Columns
+    note: str = ""  # on what is not known of it
 
     @property
     def calls(self) -> int:
@@ -79,6 +82,7 @@ class Comparison(NamedTuple):
     metrics: list[str]
     configurations: list[Configuration]
     ignored: list[str]  # runs left out, and why
+    notes: list[str]  # on runs whose numbers are not all known
 
     @property
     def title(self) -> str:
@@ -143,14 +147,15 @@ def compare_runs(
         and any(np.nan_to_num(run.columns[metric]).any() for run in runs)
     ]
     env, chosen = printable(first.config["env"]), [*metrics] or usual[:3]
-    return Comparison(env, calls or shortest.calls, chosen, configurations, ignored)
+    notes = [f"{run.path}: {run.note}" for run in runs if run.note]
+    return Comparison(env, calls or shortest.calls, chosen, configurations, ignored, notes)
 
 
 def read_run(path: Path) -> FinishedRun:
     """Read a run folder, without the code of its environment.
 
-    Of several ranks, the columns are the sum of reward calls and the means of the rest, as far as
-    all ranks came.
+    Of several ranks, the columns are the sum of reward calls, what the ranks found together, and
+    the means of the rest, as far as all ranks came.
     """
     folder = RunFolder.open(path)
     config = flat(read_json(folder.config))
@@ -164,8 +169,32 @@ def read_run(path: Path) -> FinishedRun:
     n = min(len(table["reward_calls"]) for table in tables)
     names = [name for name in tables[0] if all(name in table for table in tables)]
     columns = {name: np.mean([table[name][:n] for table in tables], axis=0) for name in names}
-    columns["reward_calls"] *= len(tables)
-    return FinishedRun(path, {**config, "ranks": n_ranks}, columns)
+    note = ""
+    if len(tables) > 1:
+        columns["reward_calls"] *= len(tables)
+        columns |= _found_together(folder, columns)
+        if np.isnan(columns["modes_found"]).all():
+            note = f"{', '.join(_COUNTS)} of all ranks together are known at the end of a run alone"
+    return FinishedRun(path, {**config, "ranks": n_ranks}, columns, note)
+
+
+def _found_together(folder: RunFolder, columns: Columns) -> Columns:
+    """Return what ranks found together, where their report has it; NaN elsewhere.
+
+    A mean over ranks would count what one of them found, after the reward calls of all.
+    """
+    x = columns["reward_calls"]
+    found = {name: np.full_like(x, np.nan) for name in _COUNTS if name in columns}
+    if not folder.ranks_report.exists():
+        return found
+    with named_damage(folder.ranks_report):
+        together = read_json(folder.ranks_report).get("together") or {}
+        if calls := [float(n) for n in together.get("reward_calls", ())]:
+            modes = [float(n) for n in together["modes_found"]]
+            found["modes_found"] = np.interp(x, calls, modes, np.nan, np.nan)
+            if together["top_100_score"] is not None and "top_100_score" in found:
+                found["top_100_score"][x == calls[-1]] = float(together["top_100_score"])
+    return found
 
 
 def _grouped(runs: Sequence[FinishedRun]) -> tuple[list[Configuration], list[str]]:

@@ -53,6 +53,8 @@ def write_page(paths: Sequence[Path], out: Path | None = None, trust: bool = Fal
     comparison = compare_runs(paths)
     for ignored in comparison.ignored:
         logger.warning("ignored %s", ignored)
+    for note in comparison.notes:
+        logger.warning("%s", note)
     curves = {each.label: each.runs for each in comparison.configurations}
     several = len(curves) > 1
     buffers: dict[str, ReplayBuffer] = {}

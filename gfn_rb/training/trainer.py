@@ -63,6 +63,7 @@ class Hooks:
     gradients: Callable[[Loss], None] | None = None
     stepped: Callable[["Trainer"], None] | None = None
     saving: Callable[[], None] = lambda: None
+    part: Any = None  # with a state that checkpoints keep
 
 
 class Trainer:
@@ -145,6 +146,8 @@ class Trainer:
         }  # fmt: skip
         if self.teacher is not None:
             self._parts["teacher"] = self.teacher
+        if self.hooks.part is not None:
+            self._parts["rank"] = self.hooks.part
         self.steps_done, self._is_replayed = 0, config.n_replayed > 0
         self._share_new = 1.0  # of the fresh objects of the last step
         self.history: list[Row] = []

@@ -3,10 +3,13 @@ import math
 from statistics import mean, stdev
 
 import pytest
+import torch
 
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError
+from gfn_rb.training.cli import main
 from gfn_rb.training.cli.tables import aligned_lines
 from gfn_rb.training.comparison import compare_runs
+from gfn_rb.training.session.distributed import found_together
 
 ENV = "my.module:MyConfig"
 
@@ -101,13 +104,50 @@ def test_runs_of_other_lengths_are_pooled_and_repeated_seeds_left_out(runs, tmp_
 
 def test_of_several_ranks_calls_are_summed_and_the_rest_averaged(tmp_path):
     run = write_run(tmp_path / "a", [rows(10, 0.2), rows(20, 0.4)[:2]], ranks=3)
-    comparison = compare_runs([run], ["modes_found"])
+    comparison = compare_runs([run], ["total_variation"])
     assert comparison.calls == 200  # as far as both came: 100 each
-    (modes, _) = values(comparison, "modes_found")["my.module:MyConfig"]
-    assert modes == 7.5
+    (variation, _) = values(comparison, "total_variation")["my.module:MyConfig"]
+    assert variation == pytest.approx((0.6 + 0.7) / 2)
     alone = write_run(tmp_path / "b", rows(10, 0.2), seed=1)
     labels = [each.label for each in compare_runs([run, alone]).configurations]
     assert labels == ["ranks=3", "ranks=1"]
+
+
+def test_of_several_ranks_modes_are_those_found_together(tmp_path, capsys):
+    run = write_run(tmp_path / "a", [rows(10, 0.2), rows(20, 0.4)], ranks=2)
+    alone = write_run(tmp_path / "b", rows(18, 0.4, (0, 200, 400)), seed=1)
+    several, one = compare_runs([run, alone]).configurations
+    assert math.isnan(several.at("modes_found", 400)[0])  # not the mean, 15
+    assert one.at("modes_found", 400)[0] == 18
+    assert compare_runs([run, alone]).metrics == ["total_variation", "loss"]
+    assert main(["compare", str(run), str(alone)]) == 0
+    assert f"gfn-rb: {run}: modes_found, " in capsys.readouterr().err
+    together = {"reward_calls": [0, 200, 400], "modes_found": [0, 14, 27], "top_100_score": 0.75}
+    (run / "report.json").write_text(json.dumps({"together": together}))
+    comparison = compare_runs([run, alone])
+    assert comparison.metrics == ["modes_found", "total_variation", "loss"]
+    assert comparison.notes == []
+    several, one = comparison.configurations
+    assert several.at("modes_found", 400)[0] == 27
+    assert several.at("modes_found", 300)[0] == pytest.approx(20.5)
+    (run / "report.json").write_text(json.dumps({"together": {"reward_calls": ["x"]}}))
+    with pytest.raises(CheckpointCorruptError, match=r"report\.json is damaged"):
+        compare_runs([run])
+
+
+def test_modes_that_several_ranks_found_count_once():
+    told = {
+        0: {"calls": [0, 10, 20], "top": [[7, 0.5], [8, 1.0]]},
+        2: {"calls": [0, 10, 20, 30], "top": [[8, 1.0], [9, 0.0]]},
+        1: {},  # a manager
+    }
+    modes = {
+        0: {"modes": torch.tensor([3, 5]), "modes_at": torch.tensor([10, 20])},
+        2: {"modes": torch.tensor([4, 5, 6]), "modes_at": torch.tensor([20, 1, 30])},
+    }
+    assert found_together(told, modes) == {
+        "reward_calls": [0, 20, 40], "modes_found": [0, 2, 3], "top_100_score": 0.5
+    }  # fmt: skip
 
 
 def test_lines_are_aligned(runs):

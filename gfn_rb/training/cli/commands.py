@@ -116,6 +116,8 @@ def compare(
     comparison = compare_runs(runs, metrics, calls)
     for run in comparison.ignored:
         print(f"gfn-rb: ignored {run}", file=sys.stderr)
+    for note in comparison.notes:
+        print(f"gfn-rb: {note}", file=sys.stderr)
     print(comparison.title, *aligned_lines(comparison.rows()), sep="\n")
     return 0
 

@@ -69,7 +69,7 @@ class DiscoveryMetrics:
         self.top: Float[Tensor, "k"] = torch.zeros(0, device=device)
         self.top_state = env.source(0)
         self._seen: set[int] = set()  # fingerprints
-        self._modes: set[int] = set()
+        self._modes: dict[int, int] = {}  # and the reward calls after which each was first found
 
     def add(self, trajectories: Trajectories) -> int:
         """Count one reward call for each trajectory, and return how many objects are new."""
@@ -82,7 +82,8 @@ class DiscoveryMetrics:
         new = torch.tensor(is_new, dtype=torch.bool, device=state.device)
         # Modes and scores of states seen before are known already.
         fresh = state[new], trajectories.log_reward[new]
-        self._modes.update(self._env.modes_reached(*fresh).tolist())
+        for mode in self._env.modes_reached(*fresh).tolist():
+            self._modes.setdefault(mode, self.calls)
         score = self._env.score(*fresh)
         self.top, best = torch.cat([self.top, score]).sort(descending=True)
         self.top_state = torch.cat([self.top_state, fresh[0]])[best[:N_TOP]]
@@ -115,6 +116,9 @@ class DiscoveryMetrics:
             "calls": self.calls,
             "seen": torch.tensor(sorted(self._seen), dtype=torch.int64),
             "modes": torch.tensor(sorted(self._modes), dtype=torch.int64),
+            "modes_at": torch.tensor(
+                [self._modes[mode] for mode in sorted(self._modes)], dtype=torch.int64
+            ),
             "top": self.top,
             "top_state": self.top_state,
         }
@@ -125,4 +129,5 @@ class DiscoveryMetrics:
         self.calls, self.top = state_dict["calls"], state_dict["top"].to(device)
         self.top_state = state_dict["top_state"].to(device)
         self._seen = {*state_dict["seen"].tolist()}
-        self._modes = {*state_dict["modes"].tolist()}
+        modes, at = state_dict["modes"].tolist(), state_dict["modes_at"].tolist()
+        self._modes = dict(zip(modes, at, strict=True))

@@ -16,10 +16,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.checkpoint.recovery import verify_journal
@@ -34,6 +35,7 @@ from gfn_rb.errors import (
 from gfn_rb.remote.ranks import RankRoles, assign_roles
 from gfn_rb.training import page
 from gfn_rb.training.config import TrainConfig
+from gfn_rb.training.metrics.discovery import N_TOP
 from gfn_rb.training.session import RefusedError, run
 from gfn_rb.training.session.folder import RunFolder, run_secret, write_json
 from gfn_rb.training.session.joining import Star, connect, join
@@ -52,6 +54,7 @@ from gfn_rb.transports.launch import Launch
 log = logging.getLogger(__name__)
 
 _CLOSING = 30.0  # seconds that managers have at the end
+MODES = "modes", "modes_at"  # of what a rank has discovered
 
 
 def run_distributed(
@@ -177,6 +180,7 @@ def _train(
         hooks["gradients"] = GradientAverage(trainers)
     if manager is not None:
         hooks |= {name: getattr(manager, name) for name in ("replayed", "store", "saving")}
+        hooks["part"] = manager
     trainer = Trainer(config, stream=roles.workers.index(folder.rank), hooks=Hooks(**hooks))
     with stop:
         run.restore(trainer, folder)
@@ -189,13 +193,22 @@ def _train(
             if is_first:
                 everyone.share()
             return result if is_first else None
-        own = {"row": result.row, "counters": counters}
-        modes = trainer.discovery.state_dict()["modes"]
-        messages = everyone.gather(own, TensorDict({"mode": modes}, [len(modes)]))
+        found = trainer.discovery.state_dict()
+        names = trainer.env.fingerprint(found["top_state"]).tolist()
+        top = [*map(list, zip(names, found["top"].tolist(), strict=True))]
+        rows = [*trainer.history, result.row]
+        own = {
+            "row": result.row,
+            "counters": counters,
+            "calls": [row["reward_calls"] for row in rows],
+            "top": top,
+        }
+        modes = TensorDict({name: found[name] for name in MODES}, [len(found["modes"])])
+        messages = everyone.gather(own, modes)
         if is_first:
             told = {folder.rank: own, **{each.source: each.meta for each in messages}}
-            rows = [modes, *(each.rows["mode"] for each in messages if each.rows is not None)]
-            known = _summary(roles, told, len(torch.cat(rows).unique()))
+            of = {folder.rank: modes, **{m.source: m.rows for m in messages if m.rows is not None}}
+            known = _summary(roles, told, found_together(told, of))
             seconds = time.perf_counter() - start
             write_json(folder.ranks_report, {**known, "wall_seconds": seconds})
             page.write_report(result.folder, result.trainer)
@@ -203,8 +216,40 @@ def _train(
     return result if is_first else None
 
 
+def found_together(
+    told: Mapping[int, Mapping[str, Any]], modes: Mapping[int, TensorDictBase]
+) -> dict[str, Any]:
+    """Return what all ranks have found together, an object or mode of several ranks once.
+
+    Args:
+        told: of each rank, ``calls``, its reward calls at each of its measurements, and ``top``,
+            pairs of fingerprint and score of its best objects.
+        modes: of each rank, the ``modes`` that it found, and its reward calls when it found each.
+
+    Returns:
+        ``reward_calls`` of all ranks at each measurement that all have made, ``modes_found`` until
+        then, and at the end ``top_100_score``, None without objects.
+    """
+    calls = {rank: each["calls"] for rank, each in told.items() if "calls" in each}
+    n = min(map(len, calls.values()))
+    first: dict[int, int] = {}  # measurement at which a mode is known
+    for rank, found in modes.items():
+        seen = torch.searchsorted(torch.tensor(calls[rank]), found["modes_at"]).tolist()
+        for mode, at in zip(found["modes"].tolist(), seen, strict=True):
+            first[mode] = min(at, first.get(mode, at))
+    known = torch.bincount(torch.tensor([*first.values()]).long(), minlength=n).cumsum(0)
+    scores = {number: score for each in told.values() for number, score in each.get("top", ())}
+    best = sorted(scores.values(), reverse=True)[:N_TOP]
+    shared = [own[:n] for own in calls.values()]
+    return {
+        "reward_calls": [sum(each) for each in zip(*shared, strict=True)],
+        "modes_found": known[:n].tolist(),
+        "top_100_score": fmean(best) if best else None,
+    }
+
+
 def _summary(
-    roles: RankRoles, told: Mapping[int, Mapping[str, Any]], modes_found: int
+    roles: RankRoles, told: Mapping[int, Mapping[str, Any]], together: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the report of a run, given what each rank has told at its end."""
     done = {rank: told[rank] for rank in roles.workers}
@@ -212,7 +257,8 @@ def _summary(
         "size": roles.size,
         "managers": [*roles.managers],
         "reward_calls": sum(int(each["row"]["reward_calls"] or 0) for each in done.values()),
-        "modes_found": modes_found,
+        "modes_found": together["modes_found"][-1],
+        "together": together,
         "ranks": {
             str(rank): {"measured": each["row"], "counters": each["counters"]}
             for rank, each in done.items()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -181,6 +181,15 @@ class ManagerHooks:
         """Tell the managers that this rank is alive, while it waits for other ranks that train."""
         if hasattr(self, "worker"):
             self.worker.keep_alive()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters of the worker."""
+        return asdict(self.worker.statistics)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on counting from what :meth:`state_dict` returned."""
+        for each in fields(self.worker.statistics):
+            setattr(self.worker.statistics, each.name, state_dict[each.name])
 
     def saving(self) -> None:
         """Wait for the replies of managers: killed from here on, they have what is saved here."""

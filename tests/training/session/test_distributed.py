@@ -121,6 +121,14 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     again = rows(tmp_path / "run", 0)
     assert [row["step"] for row in again] == ["0", "6", "12", "14"]
     assert again[0] == first[0]  # times included: it is that of the checkpoint
+    report = read_json(tmp_path / "run" / "report.json")
+    counters = report["ranks"]["0"]["counters"]
+    assert counters["offered"] == report["reward_calls"] == 8 * 14  # before and after together
+    manager = read_json(tmp_path / "run" / "manager-rank1.json")
+    assert_same_account(counters, manager["senders"]["0"])
+    together = report["together"]
+    assert together["reward_calls"] == [8 * int(row["step"]) for row in again]
+    assert together["modes_found"] == [int(row["modes_found"]) for row in again]
 
 
 @pytest.mark.slow
