@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -112,6 +113,33 @@ def try_lock(stream: BinaryIO) -> bool:
     except OSError:  # of network file systems that know no locks
         pass
     return True
+
+
+def require_locks(stream: BinaryIO, name: str, path: Path) -> None:
+    """Raise CheckpointError unless the file system of an open file knows POSIX locks."""
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):  # which a lock of another causes
+            raise CheckpointError(
+                f"{name} must be on a file system with POSIX locks, got {path} on "
+                f"{file_system_of(path)}: {error.strerror}; choose a local disk, or mount with "
+                "locks"
+            ) from error
+
+
+def file_system_of(path: Path) -> str:
+    """Return the type and the mount point of the file system of a path, as in "nfs4 (/home)"."""
+    try:
+        device = os.stat(path.parent).st_dev
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:  # other systems than Linux
+        return "an unknown file system"
+    of = f"{os.major(device)}:{os.minor(device)}"
+    for fields in (line.split() for line in reversed(lines)):
+        if fields[2] == of:
+            return f"{fields[fields.index('-') + 1]} ({fields[4]})"
+    return "an unknown file system"
 
 
 def unlock(stream: BinaryIO) -> None:

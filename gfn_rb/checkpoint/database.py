@@ -16,7 +16,6 @@ rows, which the value ``counts`` holds, tells rows of different moments from row
 from __future__ import annotations
 
 import os
-import sqlite3
 import struct
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 from xxhash import xxh3_64_digest
 
-from gfn_rb.checkpoint.atomic import sync_folder, try_lock, unlock
+from gfn_rb.checkpoint.atomic import file_system_of, require_locks, sync_folder, try_lock, unlock
 from gfn_rb.codec.layout import MAGIC
 from gfn_rb.codec.primitives import SUM_NBYTES, Secret, from_text, one_line, opened, to_text
 from gfn_rb.errors import (
@@ -41,8 +40,14 @@ from gfn_rb.errors import (
     SecretError,
 )
 
+try:
+    import sqlite3
+except ImportError:  # of a Python that was built without it: checkpoints need none
+    sqlite3 = None  # type: ignore[assignment]
+
 FORMAT = 6
 COUNTS = "counts"
+LOG, MARK = "-wal", "-mark"  # what the other files of a journal are called behind its name
 
 # In the header of the database, for files without a secret and with one.
 _APPLICATIONS = tuple(int.from_bytes(word, "big") for word in (b"gfnr", b"GFNR"))
@@ -50,6 +55,11 @@ _SQLITE = b"SQLite format 3\0"
 _NEW = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
 _MARK = struct.Struct("<Q16s8s")
 _RENEWED = "expected the files PATH, PATH-wal and PATH-mark together; gfn-rb recover saves the rest"
+_TABLES = {
+    "row": "CREATE TABLE row (slot INTEGER PRIMARY KEY, row)",
+    "state": "CREATE TABLE state (name PRIMARY KEY, value)",
+}
+_LOG_PAGES = 96, 1000  # pages of the log after which it is folded back, at least and at most
 
 Values = dict[str, bytes]
 
@@ -87,37 +97,50 @@ class Database:
         self.n_slots = 0  # of which some may have no row
         self._sums: np.ndarray = np.zeros(0, np.uint64)  # of the rows, by slot; 0 where none is
         self._total, self._is_known = 0, True  # their exclusive-or
+        if sqlite3 is None:
+            raise CheckpointError("journal needs Python's module sqlite3, which is not there")
         try:
             # Before SQLite opens the database, which writes the log of a killed process into it.
             self._mark = self._locked_mark()
             try:
-                self._check_kind()
+                self._holds_database()
                 self._connection = self._connected()
             except BaseException:
                 self._mark.close()
                 raise
         except OSError as error:
             raise CheckpointError(f"cannot open the journal {path}: {error.strerror}") from error
+        self._identity = self._identities()
         _opened.add(self)
 
     def _locked_mark(self) -> BinaryIO:
-        descriptor = os.open(f"{self._file}-mark", _NEW, 0o666)
-        mark = open(descriptor, "r+b", buffering=0)  # noqa: SIM115
-        if not try_lock(mark):
-            mark.close()
-            raise ArgumentError(
-                f"journal must belong to one buffer of one process, got {self.path}, which "
-                "another has"
+        # The mark is made first. Without it, the file is a copy that lacks the log, or no journal.
+        if not os.path.lexists(f"{self._file}{MARK}") and self._holds_database():
+            self.refuse(
+                f"it has no mark {self.path}{MARK}, so it is a part of a journal, or the database "
+                f"of another application; {_RENEWED}"
             )
+        descriptor = os.open(f"{self._file}{MARK}", _NEW, 0o666)
+        mark = open(descriptor, "r+b", buffering=0)  # noqa: SIM115
+        try:
+            if not try_lock(mark):
+                raise ArgumentError(
+                    f"journal must belong to one buffer of one process, got {self.path}, which "
+                    "another has"
+                )
+            require_locks(mark, "journal", self._file)
+        except BaseException:
+            mark.close()
+            raise
         return mark
 
-    def _check_kind(self) -> None:
-        """Raise unless the file is a database or empty."""
+    def _holds_database(self) -> bool:
+        """Return whether the file is a database; False if empty or absent, an error otherwise."""
         try:
             with opened(self._file) as stream:  # before SQLite locks it: closing would unlock it
                 head = stream.read(len(_SQLITE))
         except FileNotFoundError:
-            return
+            return False
         if head.startswith(MAGIC):
             raise CheckpointMismatchError(
                 f"{self.path} is a checkpoint, or a journal of format 4 or older, expected a "
@@ -125,6 +148,7 @@ class Database:
             )
         if head and head != _SQLITE:
             self.refuse(f"it begins with {head!r}")
+        return bool(head)
 
     def _connected(self) -> sqlite3.Connection:
         with self.named_errors():  # of paths that are too long for SQLite, among others
@@ -137,7 +161,7 @@ class Database:
                 connection.execute("PRAGMA journal_mode=WAL")
                 (kind,) = connection.execute("PRAGMA application_id").fetchone()
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
-                (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+                tables = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
             if tables and kind not in _APPLICATIONS:
                 self.refuse("it is the database of another application")
             if tables and kind != self._application:
@@ -147,12 +171,44 @@ class Database:
                 raise CheckpointMismatchError(
                     f"the journal {self.path} is of format {version}, expected {FORMAT}"
                 )
-            status = os.stat(self._file)
-            self._identity = status.st_dev, status.st_ino
+            tables.pop("sqlite_autoindex_state_1", None)
+            if tables and tables != _TABLES:  # such as views, which may never end
+                self.refuse("its tables are not those of a journal")
         except BaseException:
             connection.close()
             raise
         return connection
+
+    # Its files.
+
+    def _identities(self) -> dict[str, tuple[int, int] | None]:
+        """Return what each file is known by, None for one that is not there."""
+        found: dict[str, tuple[int, int] | None] = {}
+        for name in ("", LOG, MARK):
+            try:
+                status = os.stat(f"{self._file}{name}")
+                found[name] = status.st_dev, status.st_ino
+            except FileNotFoundError:
+                found[name] = None
+        return found
+
+    def lost_file(self) -> str | None:
+        """Return the name of a file that was removed or replaced, None if there is none."""
+        found = self._identities()
+        for name, known in self._identity.items():
+            if known not in (None, found[name]):
+                return f"{self.path}{name}"
+        self._identity = found  # SQLite makes the log with the first transaction
+        return None
+
+    def _require_files(self) -> None:
+        with self.named_errors():
+            lost = self.lost_file()
+        if lost is not None:  # what is written would be in none of the files
+            raise CheckpointError(
+                f"the journal {self.path} lost its file {lost}, which was removed or replaced: "
+                "close it and begin another"
+            )
 
     # Reading.
 
@@ -160,12 +216,18 @@ class Database:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except GfnRbError:
+        except (GfnRbError, MemoryError):
             raise
         except Exception as error:  # of SQLite, or of what a damaged page holds
             if "locked" in str(error):
                 raise ArgumentError(
                     f"journal must belong to one process, got {self.path}: {error}"
+                ) from error
+            is_operational = isinstance(error, sqlite3.OperationalError)
+            if is_operational and not str(error).startswith("no such"):  # the disk, not the content
+                where = file_system_of(self._file)
+                raise CheckpointError(
+                    f"cannot read the journal {self.path} on {where}: {error}"
                 ) from error
             self.refuse(one_line(error))
 
@@ -173,7 +235,7 @@ class Database:
         """Return the checked values by name, None if nothing was ever synced."""
         with self._reading():
             held: list[tuple[str, bytes]] = []
-            if self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 held = self._connection.execute("SELECT name, value FROM state").fetchall()
             number = os.pread(self._mark.fileno(), 8, 0)
             if not held and not any(number):
@@ -282,8 +344,9 @@ class Database:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id={self._application}")
                 connection.execute(f"PRAGMA user_version={FORMAT}")
-                connection.execute("CREATE TABLE IF NOT EXISTS row (slot INTEGER PRIMARY KEY, row)")
-                connection.execute("CREATE TABLE IF NOT EXISTS state (name PRIMARY KEY, value)")
+                if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    for table in _TABLES.values():
+                        connection.execute(table)
             sync_folder(self.path.parent)
 
     def write(
@@ -299,10 +362,7 @@ class Database:
 
         With ``sync``, return when this transaction and all before are on disk.
         """
-        with self.named_errors():
-            status = os.stat(self.path)
-        if (status.st_dev, status.st_ino) != self._identity:
-            raise CheckpointError(f"the journal {self.path} was replaced by another file")
+        self._require_files()
         if not self._is_known:
             self.checked()
         sums, at = self.sums(slots, contents), np.array(slots, np.int64)
@@ -334,6 +394,10 @@ class Database:
         # FULL syncs the log with this commit, and so all commits before it. NORMAL syncs it only
         # before SQLite copies it into the database.
         connection.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+        # A log that is much larger than the rows would fill a small disk.
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        least, most = _LOG_PAGES
+        connection.execute(f"PRAGMA wal_autocheckpoint={min(max(2 * pages, least), most)}")
         with connection:  # which commits, or rolls back after any error
             connection.execute("BEGIN IMMEDIATE")
             if n_slots < self.n_slots:
@@ -350,6 +414,7 @@ class Database:
 
         Before, a machine that stops may leave an earlier mark, which is true of less.
         """
+        self._require_files()
         with self.named_errors():
             os.fsync(self._mark.fileno())
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from os import PathLike
 from typing import Any, Literal
@@ -58,6 +59,8 @@ class Journal:
     :meth:`sync` writes all rows. It does not detect values written into the storage's tensors.
     Draws are not recorded: random generators, epochs, schedules and prefetched batches are those of
     the last :func:`save_checkpoint` of the buffer, or of the time when the journal was begun.
+
+    ``rb.set_storage`` and ``rb.set_sampler`` raise: the journal records the parts of its beginning.
 
     A call that cannot write raises. The buffer then has the change, and the next call that can
     write has it, too.
@@ -121,6 +124,8 @@ class Journal:
         self._known, self._revision = self._counters(), compat.mutation_revision(rb.storage)
         keep_journal(rb, self)
         rb.journal, rb.empty = self, self._empty
+        for part in ("storage", "sampler"):
+            setattr(rb, f"set_{part}", partial(self._refuse_exchange, part))
         atexit.register(_close, weakref.ref(self))
 
     def _begin(self) -> None:
@@ -169,7 +174,12 @@ class Journal:
         if self._is_closed or self._process != os.getpid():
             return
         with compat.replay_lock(self._rb):
-            self.sync()
+            try:
+                self.sync()
+            except CheckpointError:
+                if self._database.lost_file():  # it will never be able to write
+                    self._give_up()
+                raise
             self._give_up()
 
     def _give_up(self) -> None:
@@ -241,6 +251,13 @@ class Journal:
         """Empty the buffer in one block; it is the buffer's ``empty``."""
         with replacing(self._rb, overwrites=False):
             type(self._rb).empty(self._rb, empty_write_count)
+
+    def _refuse_exchange(self, part: str, *_: Any, **__: Any) -> None:
+        """Refuse to replace a part that the journal records; it is the buffer's ``set_...``."""
+        raise ArgumentError(
+            f"rb must keep its {part} while it has the journal {self.path}: replace the {part} "
+            "before the journal is made"
+        )
 
     def _record_writes_in_place(self) -> None:
         """Record all rows if some were changed past the writer."""

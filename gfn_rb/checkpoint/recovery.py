@@ -17,11 +17,11 @@ from gfn_rb.arguments import require_flag, require_kind
 from gfn_rb.buffers.options import Environment
 from gfn_rb.checkpoint.api import BUFFERS, buffer_file, resolved, restore_from
 from gfn_rb.checkpoint.atomic import sync_folder, try_lock
-from gfn_rb.checkpoint.database import COUNTS, Database, is_database
+from gfn_rb.checkpoint.database import COUNTS, LOG, MARK, Database, is_database
 from gfn_rb.checkpoint.description import buffer_of
 from gfn_rb.checkpoint.journal import restored
 from gfn_rb.checkpoint.slots import slot_states
-from gfn_rb.codec.primitives import Secret, from_text
+from gfn_rb.codec.primitives import Secret, from_text, opened
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
@@ -29,8 +29,6 @@ from gfn_rb.errors import (
     CheckpointMismatchError,
     SecretError,
 )
-
-LOG, MARK = "-wal", "-mark"  # what the other files of a journal are called behind its name
 
 
 def recover(
@@ -67,7 +65,7 @@ def recover(
     try:
         with TemporaryDirectory(dir=new.parent) as folder:
             fresh = Path(folder, "new")
-            with _copied(source, secret, new.parent) as database:
+            with _copied(source, secret, new.parent, may_lack_mark=True) as database:
                 found = _rewrite(database, fresh)
             # The old log first: SQLite would write it into the new database. Then the mark, so that
             # a kill in between leaves a journal that is refused, not one that has lost rows.
@@ -87,11 +85,13 @@ def verify_journal(path: Path, secret: Secret | None = None) -> None:
 
 
 @contextmanager
-def _copied(source: Path, secret: Secret | None, folder: Path | None = None) -> Iterator[Database]:
+def _copied(
+    source: Path, secret: Secret | None, folder: Path | None = None, may_lack_mark: bool = False
+) -> Iterator[Database]:
     """Yield a copy of a journal that no process uses: SQLite writes to what it opens."""
     mark = Path(f"{source}{MARK}")
     if mark.exists():
-        with mark.open("rb") as stream:
+        with opened(mark) as stream:
             if not try_lock(stream):
                 raise ArgumentError(f"path must name a journal that no process uses, got {source}")
     with TemporaryDirectory(dir=folder) as within:
@@ -99,6 +99,8 @@ def _copied(source: Path, secret: Secret | None, folder: Path | None = None) -> 
         for name in ("", LOG, MARK):
             if Path(f"{source}{name}").exists():
                 shutil.copyfile(f"{source}{name}", f"{copy}{name}")
+        if may_lack_mark:
+            Path(f"{copy}{MARK}").touch()
         with closing(Database(source, secret, copy)) as database:
             yield database
 
