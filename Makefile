@@ -6,6 +6,7 @@
 #   make test-numpy2  the tests of daily work with NumPy 2, which torchgfn does not allow
 #   make test-nightly  the tests of buffers with TorchRL's and tensordict's nightly versions
 #   make test-cuda  the tests that need a CUDA device, skipped where there is none
+#   make figures    measure in ten CPU minutes what README and docs/ tell; print what has changed
 #   make docs       set up .venv, build docs/ into site/
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 ARGS ?=
 
-.PHONY: train test test-all test-cuda test-nightly test-numpy2 lint types tests bench docs images clean
+.PHONY: train test test-all test-cuda test-nightly test-numpy2 lint types tests bench figures docs images clean
 
 train: $(VENV)/.train
 	$(BIN)/gfn-rb train tfbind8 $(ARGS)
@@ -52,6 +53,9 @@ test-cuda: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.local
+
+figures: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.figures $(ARGS)
 
 # Not --quiet, which hides warnings from --strict. Material says on every build that there will be a
 # MkDocs 2.

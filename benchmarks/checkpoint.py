@@ -281,6 +281,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="per table")
     parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
     options = parser.parse_args()
     logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs a line for every storage
@@ -299,8 +300,9 @@ def main() -> None:
         with ExitStack() as opened:
             parts["journal"] = compare_last(increments(rb, folder, opened), nbytes, effort)
             parts["extend"] = compare_last(extenders(folder, opened), _EXTENDS, effort)
-        if options.store:
-            store(RESULTS / "checkpoint.json", "checkpoint", parts, {**vars(options)})
+        places = [options.json, RESULTS / "checkpoint.json" if options.store else None]
+        for path in filter(None, places):
+            store(path, "checkpoint", parts, vars(options))
     finally:
         shutil.rmtree(folder)
 

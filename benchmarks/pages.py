@@ -1,0 +1,205 @@
+"""Write the figures of README.md and docs/ from stored results: ``python -m benchmarks.pages``.
+
+A table between ``<!-- figures: BENCHMARK PART [SUFFIX] -->`` and ``<!-- end -->`` is that of a part
+of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX. Of
+``learning``, PART is an environment. A part that is not
+stored keeps its table, which must say that it is older than the code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.published.defaults import DEFAULTS
+from benchmarks.published.page import PEERS
+from benchmarks.published.runs import Result, load, modes_at
+from benchmarks.published.sceptic import SCEPTIC
+from benchmarks.records import RESULTS, ROOT, age, read
+
+OLD = "Measured before results were stored: older than the code."
+NOT_MEASURED = "not measured"
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK = re.compile(r"(<!-- figures: ([^\n]+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
+_RESULTS = re.compile(
+    r"(<!-- --8<-- \[start:results\] -->\n)(.*?)(<!-- --8<-- \[end:results\])", re.S
+)
+
+
+def main() -> None:
+    """Write every page whose figures have changed."""
+    for page in PAGES:
+        text = page.read_text()
+        if (new := rendered(text)) != text:
+            page.write_text(new)
+            print(f"wrote {page.relative_to(ROOT)}")
+
+
+def rendered(text: str) -> str:
+    """Return the text of a page with the figures that are stored."""
+
+    def block(match: re.Match[str]) -> str:
+        benchmark, part, *suffix = match[2].split(maxsplit=2)
+        return f"{match[1]}{table_of(benchmark, part, *suffix) or match[3]}{match[4]}"
+
+    text = _BLOCK.sub(block, text)
+    return _RESULTS.sub(lambda m: f"{m[1]}\n{readme_table()}\n{m[3]}", text)
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Return the names and the content of the blocks of a page."""
+    return [(match[2], match[3]) for match in _BLOCK.finditer(text)]
+
+
+def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS) -> str:
+    """Return the table of a part of a benchmark, empty if it is not stored.
+
+    Args:
+        benchmark: its name.
+        part: one of its parts.
+        suffix: end of the names of the rows to show, which is left out.
+        folder: where the results lie.
+    """
+    if benchmark == "learning":
+        return _learning_table(read(folder / f"learning_{part}.json"))
+    report = read(folder / f"{benchmark}.json") or {"parts": {}}
+    stored = report["parts"].get(part)
+    if stored is None:
+        return ""
+    rows: dict[str, dict[int, float]] = {}
+    bounds: dict[str, list[float]] = {}
+    for each in stored["results"]:
+        if each["name"].endswith(suffix):
+            name = each["name"].removesuffix(suffix).rstrip(", ")
+            rows.setdefault(name, {})[each["capacity"]] = each["ratio"]
+            if each["bound"] is not None:
+                bounds.setdefault(name, []).append(each["bound"])
+    sizes = sorted({size for row in rows.values() for size in row})
+    head = f"| | {' | '.join(f'{size:,}' for size in sizes)} | target |"
+    lines = [head, "| --- " * (2 + len(sizes)) + "|"]
+    for name, row in rows.items():
+        cells = " | ".join(ratio(row[size]) if size in row else "" for size in sizes)
+        target = ", ".join(map(ratio, dict.fromkeys(bounds.get(name, []))))
+        lines.append(f"| {name} | {cells} | {target} |")
+    return "\n".join([*lines, "", age(stored["measured"])])
+
+
+def _learning_table(report: Mapping[str, Any] | None) -> str:
+    """Return modes and total variation of each arm after some reward calls."""
+    if report is None:
+        return ""
+    of: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
+    for each in report["results"]:
+        of.setdefault((each["reward_calls"], each["arm"]), []).append(each)
+    lines = ["| reward calls | | modes found | total variation | seeds |", "| --- " * 5 + "|"]
+    for (calls, arm), runs in of.items():
+        modes = spread([run["modes_found"] for run in runs])
+        distance = spread([run["total_variation"] for run in runs], 4)
+        lines.append(f"| {calls:,} | {arm} | {modes} | {distance} | {len(runs)} |")
+    return "\n".join([*lines, "", age(report.get("measured"))])
+
+
+def ratio(value: float) -> str:
+    """Return a ratio as the pages write it: up to a tenth as 1/n."""
+    if value > 0.1:
+        return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    return f"1/{1 / value:.0f}"
+
+
+# README.
+
+
+def readme_table(folder: Path = RESULTS) -> str:
+    """Return the results of README.md."""
+    head = ["| measure | compared with | gfn_rb | command |", "| --- " * 4 + "|"]
+    made = (row(folder) for row in README_ROWS)
+    rows = [f"| {' | '.join(cells)} |" for cells in made]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def _learning(folder: Path) -> Sequence[str]:
+    calls, report = 16_000, read(folder / "learning_tfbind8.json")
+    of: dict[str, list[float]] = {}
+    for each in report["results"] if report else ():
+        if each["reward_calls"] == calls:
+            of.setdefault(each["arm"], []).append(each["modes_found"])
+    arms = {"same": "no replay", "steps": "no replay, as many steps", "ours": "top, rank"}
+    cell = {name: spread(of[arm]) if arm in of else NOT_MEASURED for name, arm in arms.items()}
+    return (
+        f"modes of TFBind8 after {calls:,} reward calls, {len(of.get(arms['ours'], ()))} seeds",
+        f"no replay: {cell['same']}; no replay, as many optimizer steps: {cell['steps']}",
+        f"**{cell['ours']}**",
+        "`python -m benchmarks.learning`",
+    )
+
+
+def _grid(folder: Path) -> Sequence[str]:
+    results = load(folder, DEFAULTS["grid_4d_16"])
+    (peer,) = (each for each in read(folder / PEERS) or () if each["row"] == "grid_4d_16")
+    calls, theirs = peer["calls"], [run["modes"] for run in peer["runs"]]
+    ours = [modes_at(result.curve, calls) for result in results]
+    return (
+        f"goals of 81 on a 4-d deceptive grid after {calls:,} calls; options were chosen on it",
+        f"prioritized replay, published code, {len(theirs)} run: {spread(theirs, 0)}",
+        f"**{spread(ours)}**" if ours else NOT_MEASURED,
+        "`python -m benchmarks.published defaults_grid_4d_16`",
+    )
+
+
+def _sceptic(folder: Path) -> Sequence[str]:
+    ours, theirs = load(folder, DEFAULTS["tfbind8"]), load(folder, SCEPTIC["tfbind8", "walked"])
+    n = min(len(ours), len(theirs))
+    cells = (_modes(results[:n]) for results in (ours, theirs))
+    mine, its = (spread(each) if n else NOT_MEASURED for each in cells)
+    return (
+        f"modes of TFBind8 after 32,000 calls, {n} seeds",
+        f"the same draw in fifty lines of Python: **{its}**",
+        mine,
+        "`python -m benchmarks.published fifty_lines_walked_tfbind8`",
+    )
+
+
+def _load(folder: Path) -> Sequence[str]:
+    name = "load_checkpoint, against torch.load"
+    found = _ratio_of(folder, "checkpoint", "load into a new buffer", name)
+    command = "`python -m benchmarks.checkpoint`"
+    return "time to load 1 GB, checksums verified", "`torch.load`: 1", found, command
+
+
+def _interop(folder: Path) -> Sequence[str]:
+    found = _ratio_of(folder, "interop", "best", "add, by reward", 100_000)
+    measure = "time to add 128 trajectories to 100,000, best kept, by torchgfn's interface"
+    return measure, "torchgfn 2.4.1: 1", found, "`python -m benchmarks.interop`"
+
+
+README_ROWS: Iterable[Callable[[Path], Sequence[str]]] = (
+    *(_learning, _grid, _sceptic, _load, _interop),
+)
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return mean and standard deviation."""
+    text = f"{mean(values):.{digits}f}"
+    return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
+
+
+def _modes(results: Sequence[Result]) -> list[float]:
+    return [result.figures["modes_found"] for result in results]
+
+
+def _ratio_of(
+    folder: Path, benchmark: str, part: str, name: str, capacity: int | None = None
+) -> str:
+    report: Mapping[str, Any] = read(folder / f"{benchmark}.json") or {"parts": {}}
+    for each in report["parts"].get(part, {"results": []})["results"]:
+        if each["name"] == name and capacity in (None, each["capacity"]):
+            return f"**{ratio(each['ratio'])}**" if each["ratio"] < 1 else ratio(each["ratio"])
+    return NOT_MEASURED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Stored figures say what they measured, and pages show them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import figures, pages, records
+from benchmarks.published import rows, runs
+from benchmarks.published.runs import Result
+from gfn_rb.errors import ArgumentError
+from gfn_rb.training import TrainConfig
+
+ROW = replace(rows.ROWS["tfbind8"], name="row")
+
+
+def result(seed, modes=1):
+    facts = records.measured("published", seeds=[seed])
+    return Result(seed, 10, 1.0, {"modes_found": modes}, [], [], facts)
+
+
+def test_every_option_of_a_protocol_is_pinned():
+    stored = json.loads((records.ROOT / "benchmarks/published/protocols.json").read_text())
+    assert stored.keys() == rows.ROWS.keys()
+    for name, row in rows.ROWS.items():
+        row.config.validate()
+        assert row.config.to_dict() == stored[name]
+        without = {key: value for key, value in stored[name].items() if key != "lr_end"}
+        with pytest.raises(ArgumentError, match="lr_end is missing"):
+            TrainConfig.from_dict(without)
+
+
+def test_a_seed_that_runs_again_leaves_the_others(tmp_path):
+    runs.save(tmp_path, ROW, [result(0), result(1), result(2)])
+    runs.save(tmp_path, ROW, [result(1, modes=7)])
+    found = [each.figures["modes_found"] for each in runs.load(tmp_path, ROW)]
+    assert found == [1, 7, 1]
+
+
+def test_results_of_another_configuration_are_dropped_only_if_asked(tmp_path):
+    runs.save(tmp_path, ROW, [result(0), result(1)])
+    other = replace(ROW, config=replace(ROW.config, lr=0.5, batch_size=4))
+    with pytest.raises(records.RecordError, match="got another batch_size, lr: --replace"):
+        runs.save(tmp_path, other, [result(1)])
+    assert len(runs.load(tmp_path, ROW)) == 2
+    runs.save(tmp_path, other, [result(1)], replace_all=True)
+    assert [each.seed for each in runs.load(tmp_path, other)] == [1]
+
+
+def test_a_measurement_names_commit_machine_versions_and_options():
+    facts = records.measured("local", {"quick": False}, [0])
+    assert facts["format"] == records.FORMAT
+    assert facts["commit"]
+    assert facts["machine"].keys() == {"cpu", "cores", "memory_gib", "system"}
+    assert facts["versions"]["torch"]
+    assert (facts["options"], facts["seeds"]) == ({"quick": False}, [0])
+    assert records.age(facts) == f"Measured on {facts['date']} at commit {facts['commit']}."
+
+
+@pytest.mark.parametrize("known", [None, {"format": 1, "commit": ""}])
+def test_a_figure_without_commit_is_older_than_the_code(known):
+    assert records.age(known).endswith("older than the code.")
+
+
+def test_a_figure_is_old_once_the_code_that_it_measures_changes(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("x = 1")
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setitem(records.CODE, "local", ("a.py",))
+    records.code_of.cache_clear()
+    facts = {**records.measured("local"), "commit": "abc"}
+    for text, is_current in (("x = 1  # a comment", True), ("x = 2", False)):
+        (tmp_path / "a.py").write_text(text)
+        records.code_of.cache_clear()
+        assert records.is_current(facts) == is_current
+    assert records.age(facts).endswith("older than the code.")
+    records.code_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "got no JSON"), ('{"measured": {"format": 2}}', "must be of format 1, got 2")],
+)
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, text, words):
+    (tmp_path / "local.json").write_text(text)
+    with pytest.raises(records.RecordError, match=words) as caught:
+        records.read(tmp_path / "local.json")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_code_of_each_benchmark_is_there():
+    wrong = [path for paths in records.CODE.values() for path in paths]
+    assert [path for path in wrong if not (records.ROOT / path).exists()] == []
+
+
+def test_readme_shows_what_is_stored():
+    assert pages.readme_table() in pages.README.read_text(), "run python -m benchmarks.pages"
+
+
+def test_a_page_shows_what_is_stored_or_says_that_it_is_old():
+    for page in pages.PAGES:
+        text = page.read_text()
+        assert pages.rendered(text) == text, f"{page}: run python -m benchmarks.pages"
+        for name, content in pages.blocks(text):
+            benchmark, part, *suffix = name.split(maxsplit=2)
+            is_stored = pages.table_of(benchmark, part, *suffix)
+            assert is_stored or "older than the code" in content, f"{page}: {name}"
+
+
+def test_a_missing_arm_or_peer_is_not_measured(tmp_path):
+    report = {"results": [{"arm": "top, rank", "reward_calls": 16_000, "modes_found": 5}]}
+    (tmp_path / "learning_tfbind8.json").write_text(json.dumps(report))
+    peers = [{"row": "grid_4d_16", "calls": 10, "runs": [{"modes": 3}]}]
+    (tmp_path / "published_peers.json").write_text(json.dumps(peers))
+    table = pages.readme_table(tmp_path)
+    assert "no replay: not measured; no replay, as many optimizer steps: not measured" in table
+    assert table.count("not measured") >= 5
+
+
+def timed(ratio, low=0.9, high=1.1):
+    row = {"name": "extend", "capacity": 8, "ratio": ratio, "low": low, "high": high}
+    return {"parts": {"extend": {"results": [row]}}}
+
+
+def test_ratios_that_left_their_range_are_named():
+    assert not [*figures.ratios_out_of_range(timed(1.3), timed(1.0))]
+    assert [*figures.ratios_out_of_range(timed(1.5), timed(1.0))] == [
+        "extend at 8: 1.5, stored 0.9 to 1.1"
+    ]
+    assert [*figures.ratios_out_of_range(timed(1.5), None)] == [
+        "extend at 8: 1.5, not measured before"
+    ]
+
+
+def test_figures_of_learning_that_left_their_range_are_named():
+    def learned(*values):
+        return {"results": [{"figures": {"modes_found": value}} for value in values]}
+
+    assert not [*figures.learned_out_of_range(learned(7), learned(3, 5))]
+    assert [*figures.learned_out_of_range(learned(8), learned(3, 5))] == [
+        "modes_found: 8, stored 3 to 5"
+    ]
+    assert [*figures.learned_out_of_range(learned(8), None)] == ["not measured before"]
