@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
@@ -28,9 +31,21 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
 
     def __getattr__(name: str) -> Any:
         if name not in where:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hint = _hint(module, name, sorted(where))
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         value = getattr(import_module(str(where[name])), name)
         setattr(module, name, value)  # from now on without this function
         return value
 
     return __getattr__, sorted(where)
+
+
+def _hint(module: Any, name: str, exported: list[str]) -> str:
+    """Return which package inside a package exports a name, or which name is near it."""
+    if name.startswith("_"):
+        return ""
+    for source in sorted(Path(module.__file__).parent.glob("*/__init__.py")):
+        if re.search(rf"(?:import|,|\()\s*{re.escape(name)}\b", source.read_text()):
+            return f": it is in {module.__name__}.{source.parent.name}"
+    near = get_close_matches(name, exported, 1)
+    return f": did you mean {near[0]!r}?" if near else ""

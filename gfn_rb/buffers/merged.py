@@ -22,6 +22,7 @@ from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import merged_rows
+from gfn_rb.containers.rows import row_of, rows_of
 from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_rows import Partition
@@ -164,6 +165,37 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
         # Rows of a device cannot be pinned, and without CUDA there is no use for it.
         pins = self._pin_memory and torch.cuda.is_available() and index.is_cpu
         return (rows.pin_memory() if pins else rows), info
+
+    def extend(self, data: Any, **options: Any) -> TensorDictBase:
+        """Add each row to the member that its ``routing_key`` names.
+
+        Args:
+            data: rows in any form that ``extend`` of a preset takes.
+            **options: those of TorchRL's ``ReplayBufferEnsemble.extend``.
+
+        Returns:
+            The member and the slot of each row, as ``buffer_ids`` and ``index``.
+
+        Raises:
+            ArgumentError: the buffer has no ``routing_key``; ``rb[i].extend(data)`` adds rows to
+                one member.
+        """
+        if self.routing_key is None and self.routing_dim is None:
+            raise ArgumentError(
+                "routing_key must be given for a merged buffer to add rows, got None: "
+                "rb[i].extend(data) adds them to member i"
+            )
+        rows = data if isinstance(data, TensorDictBase) else rows_of(data)
+        return super().extend(rows, **options)
+
+    def add(self, data: Any) -> TensorDictBase:
+        """Add one row to the member that its ``routing_key`` names; see :meth:`extend`.
+
+        Args:
+            data: row in any form that ``add`` of a preset takes.
+        """
+        row = data if isinstance(data, TensorDictBase) else row_of(data)
+        return self.extend(row.unsqueeze(0))[0]
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Return whether a batch can be drawn, whichever members its rows come from.

@@ -36,8 +36,9 @@ from gfn_rb.torchrl_compat import members_of
 def expect(what: str, came: Any, expected: Any) -> None:
     """Raise :class:`CheckpointMismatchError` unless the checkpoint holds what the buffer has."""
     if came != expected:
+        hint = "; rb.extend(open_buffer(path)[:]) takes its rows" * (what == "capacity")
         raise CheckpointMismatchError(
-            f"the {what} of the checkpoint is {came}, expected {expected} as in the buffer"
+            f"the {what} of the checkpoint is {came}, expected {expected} as in the buffer{hint}"
         )
 
 
@@ -167,7 +168,14 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) ->
 def _require_known(rb: Any) -> None:
     """Raise unless a file can hold all that a buffer and its members consist of."""
     if not isinstance(rb, ReplayBuffer):
-        raise CheckpointError(f"rb must be a TorchRL ReplayBuffer, got {type(rb).__qualname__}")
+        hint = ""
+        if isinstance(rb, (list, tuple)):
+            hint = ": MergedReplayBuffer(*buffers) can be saved"
+        elif hasattr(rb, "state_dict"):
+            hint = ": pass its state beside a buffer, model=model.state_dict(), or to save_state"
+        raise CheckpointError(
+            f"rb must be a TorchRL ReplayBuffer, got {type(rb).__qualname__}{hint}"
+        )
     for each in with_members(rb):
         state_dict, known = map(inspect.unwrap, (type(each).state_dict, ReplayBuffer.state_dict))
         if state_dict is not known:  # unwrapped, as a Ray actor wraps every method of its class

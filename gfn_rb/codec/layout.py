@@ -156,7 +156,8 @@ class Prefix(NamedTuple):
             )
         magic, *values = _PREFIX.unpack_from(data)
         if magic != MAGIC:
-            raise WireCorruptError(f"{name} begins with {magic!r}; expected {MAGIC!r}")
+            hint = ": torch.load reads files of torch.save" * bytes(magic).startswith(b"PK\x03\x04")
+            raise WireCorruptError(f"{name} begins with {magic!r}; expected {MAGIC!r}{hint}")
         return cls._make(values)
 
     @classmethod

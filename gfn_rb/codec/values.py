@@ -53,9 +53,10 @@ class Encoder:
             word, encoder = _ENCODERS[kind]
             node = {word: encoder(self, value)}
         else:
+            hint = ": pass its state_dict()" * hasattr(value, "state_dict")
             self._refuse(
                 f"got {kind.__module__}.{kind.__qualname__}, expected tensors, TensorDicts, NumPy "
-                "arrays, numbers, strings, bytes, None, or dicts, lists and tuples of them"
+                f"arrays, numbers, strings, bytes, None, or dicts, lists and tuples of them{hint}"
             )
         self._path.pop()
         return node

@@ -13,12 +13,12 @@ from typing import Any
 from tensordict import NestedKey
 from torchrl.data import ReplayBuffer
 
-from gfn_rb.arguments import as_count, require_kind
+from gfn_rb.arguments import as_count, kind_of, require_kind
 from gfn_rb.buffers.summary import N_TOP, Describe
 from gfn_rb.checkpoint.atomic import published
 from gfn_rb.envs import GFNEnv
 from gfn_rb.envs.base import require_env
-from gfn_rb.errors import EmptyBufferError, GfnRbError
+from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError
 from gfn_rb.page.content import BufferContent, FeatureSource, read_content
 from gfn_rb.page.curves import checked_curves
 
@@ -90,6 +90,10 @@ def view(
     measured = {} if curves is None else checked_curves(curves)
     buffers = rb if isinstance(rb, Mapping) else {"": rb}
     for each in buffers.values():
+        if isinstance(rb, (list, tuple)):
+            raise ArgumentError(
+                f"rb must be a ReplayBuffer, or several in a dict by name, got {kind_of(rb)}"
+            )
         require_kind("rb", each, ReplayBuffer)
     if env is not None:
         require_env(env)

@@ -2,12 +2,15 @@
 
 import json
 import re
+from contextlib import closing
 
 import pytest
 from page.test_document import text_of
 from training.test_comparison import rows, write_run
 from training.training_runs import BITS, RNA, WARM_GRID, equal, grid, take, timeless, trained
 
+import gfn_rb
+from gfn_rb.checkpoint import Journal
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import LineConfig, page, train
 from gfn_rb.training.cli import main
@@ -105,3 +108,37 @@ def test_a_run_ends_with_a_page_of_all_that_its_task_has(config, more, tmp_path,
 def test_the_command_writes_the_page(folder, tmp_path, capsys) -> None:
     assert main(["view", str(folder / "none"), "--out", str(tmp_path / "page.html")]) == 0
     assert capsys.readouterr().out == f"page     {tmp_path / 'page.html'}\n"
+
+
+def test_a_checkpoint_and_a_journal_make_a_page(folder, tmp_path, capsys) -> None:
+    saved = tmp_path / "saved.ckpt"
+    saved.write_bytes((folder / "replay" / "checkpoint.gfnrb").read_bytes())
+    assert main(["view", str(saved)]) == 0
+    path = tmp_path / "saved.ckpt.html"
+    assert capsys.readouterr().out == f"page     {path}\n"
+    text = text_of(path)
+    assert "modes in the buffer" in text  # the file names its environment
+    assert "Loss" not in text
+    rb = gfn_rb.fifo_buffer(9)
+    with closing(Journal(rb, tmp_path / "journal")):
+        rb.extend({"x": [[1.0, 2.0]], "score": [0.5], "log_reward": [1.0]})
+    assert main(["view", str(tmp_path / "journal"), "--out", str(tmp_path / "page.html")]) == 0
+    assert "best object (1, 2), log R = 1.000 nats" in text_of(tmp_path / "page.html")
+
+
+def test_runs_and_saved_buffers_share_a_page(folder, tmp_path) -> None:
+    saved = tmp_path / "saved.ckpt"
+    gfn_rb.save_checkpoint(saved, gfn_rb.open_buffer(folder / "replay"))
+    text = text_of(write_page([saved, folder / "replay"], tmp_path / "page.html"))
+    assert f"Buffer of {saved}" in text
+    assert "Loss" in text
+
+
+def test_what_no_page_shows_is_named_in_one_line(tmp_path, capsys) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("notes")
+    assert main(["view", str(text)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{text} is no sound checkpoint" in line
+    assert main(["view", str(tmp_path)]) == 2
+    assert "run must be a folder that holds a config.json" in capsys.readouterr().err

@@ -122,21 +122,22 @@ def compare(
     return 0
 
 
-def view(runs: tuple[Path, ...], /, *, out: Path | None = None, trust: bool = False) -> int:
-    """Write one HTML page that shows what runs found and what they replay.
+def view(paths: tuple[Path, ...], /, *, out: Path | None = None, trust: bool = False) -> int:
+    """Write one HTML page that shows what runs found and what buffers hold.
 
     Args:
-        runs: Folders of the runs. The rows of the first one are shown.
-        out: File to write. Default: view.html in the first folder.
+        paths: Folders of runs, checkpoints or journals. The rows of the first one are shown.
+        out: File to write. Default: view.html in the first folder, or the first file and .html.
         trust: Run code outside gfn_rb that a folder names, such as an environment of your own.
     """
     from gfn_rb.training.session.folder import RunFolder
 
-    for run in runs:
-        RunFolder.open(run)  # before imports that take seconds
+    for path in paths:  # before imports that take seconds
+        if not path.is_file():
+            RunFolder.open(path)
     with importing():
         from gfn_rb.training.page import write_page
-    print(f"page     {write_page(runs, out, trust)}")
+    print(f"page     {write_page(paths, out, trust)}")
     return 0
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,11 @@ from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
     CheckpointError,
-    GfnRbError,
     SecretError,
 )
 from gfn_rb.training.config import CONFIGS, FORMAT, TrainConfig, flat
 from gfn_rb.training.options import GeneralOptions
-from gfn_rb.training.session.folder import RunFolder, run_secret
+from gfn_rb.training.session.folder import RunFolder, run_secret, saved_env
 from gfn_rb.training.session.reading import named_damage, printable, read_json, read_metrics
 
 if TYPE_CHECKING:
@@ -213,11 +211,7 @@ def _checkpoint_lines(
     except CheckpointError as error:  # such as for want of code that nobody trusts
         yield f"the buffer is not opened: {printable(error)}"
     else:
-        env = None
-        if isinstance(options, dict) and _kind(options) is not None:  # no code of the user's is run
-            useless = GfnRbError, ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError
-            with suppress(*useless):
-                env = replace(TrainConfig.from_dict(options), device="cpu").make_env()
+        env = saved_env(options)  # no code of the user's is run
         yield from map(printable, str(summarize(rb, env)).splitlines())
         yield ""
         if top is not None or export is not None:

@@ -11,19 +11,21 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gfn_rb.checkpoint.atomic import published, try_lock
-from gfn_rb.errors import ArgumentError
-from gfn_rb.training.config import TrainConfig
+from gfn_rb.errors import ArgumentError, GfnRbError
+from gfn_rb.training.config import CONFIGS, TrainConfig
 from gfn_rb.training.session.reading import named_damage, printable, read_json
 from gfn_rb.transports.launch import Launch
 
 if TYPE_CHECKING:
     import gfn_rb.codec.primitives
+    import gfn_rb.envs
 
 Row = dict[str, int | float | None]  # of the table of metrics
 RUNS = Path("runs")
@@ -157,6 +159,20 @@ class RunLock(ExitStack):
                 f"run must not be going on already, got {folder.path}, which another process has "
                 "locked"
             )
+
+
+def saved_env(options: Any) -> gfn_rb.envs.GFNEnv | None:
+    """Return the shipped environment that options of a run are of; None for all else.
+
+    No code outside gfn_rb runs.
+    """
+    name = options.get("env") if isinstance(options, dict) else None
+    if not isinstance(name, str) or name not in CONFIGS:
+        return None
+    useless = GfnRbError, ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError
+    with suppress(*useless):
+        return replace(TrainConfig.from_dict(options), device="cpu").make_env()
+    return None
 
 
 def run_secret() -> gfn_rb.codec.primitives.Secret | None:
