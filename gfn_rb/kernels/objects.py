@@ -127,6 +127,9 @@ def _codes(rows, key):
             total += ((key[1 + 2 * j] + (bits & low)) & low) * (
                 (key[2 + 2 * j] + (bits >> half)) & low
             )
+        # The hashes of counting rows differ by a fixed number, and so would their multiples. One
+        # key in ten would then leave long runs of entries.
+        total ^= total >> half
         codes[i] = np.int64((total * key[0]) >> np.uint64(64 - _BITS))
     return codes
 

@@ -62,13 +62,18 @@ def plain_bytes(value: Tensor) -> memoryview:
 
 
 def equal_bits(rows: Shaped[Tensor, "n *S"]) -> Int64[Tensor, "n d"]:
-    """Return integers that are equal exactly where the numbers are, flat."""
+    """Return integers that are equal exactly where the numbers are, flat.
+
+    -0.0 equals 0.0, and NaN equals NaN, whatever its bits are.
+    """
     rows = flat_rows(rows)
     if not rows.is_floating_point():
         if not rows.is_complex():
             return rows.to(torch.int64)
         rows = flat_rows(torch.view_as_real(rows.resolve_conj()))
-    bits = (rows + 0.0).view(_VIEWS[rows.element_size()]).to(torch.int64)  # -0.0 becomes 0.0
+    rows = rows + 0.0  # -0.0 becomes 0.0
+    rows.masked_fill_(rows.isnan(), torch.nan)
+    bits = rows.view(_VIEWS[rows.element_size()]).to(torch.int64)
     if rows.element_size() < 8:
         return bits
     # Short numbers have all their bits at the upper end. They are shifted without the sign, which

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from gfn_rb.kernels.objects import Objects
@@ -72,6 +73,25 @@ def test_rows_that_collide_under_plain_hashes_are_found_at_once() -> None:
         assert len(np.unique(hashed.code)) > n - 9
         objects.put(np.arange(n), hashed)
         assert objects.first(hashed).tolist() == list(range(n))
+
+
+def mean_search(objects: Objects, rows: np.ndarray) -> float:
+    """Return by how many entries rows are behind their place on average, once they are filed."""
+    end, total = 0, 0
+    for place in np.sort(objects.hashed(rows).code >> objects.table.shift).tolist():
+        at = max(end, place)
+        total, end = total + at - place, at + 1
+    return total / len(rows)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_searches_of_rows_that_count_are_short_under_every_key(width: int) -> None:
+    n, rng = 1000, np.random.default_rng(0)
+    rows = np.stack([np.arange(n) // 50**i for i in range(width)], 1)
+    for _ in range(200):
+        key = rng.integers(0, 2**32, 1 + 2 * width, np.uint64)
+        key[0] = rng.integers(0, 2**63, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        assert mean_search(Objects(n, width, key), rows) < 1
 
 
 def test_keys_differ_between_indexes() -> None:

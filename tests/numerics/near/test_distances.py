@@ -40,6 +40,24 @@ def test_near_pairs_are_those_whose_distance_says_so(p, width):
                 assert (distance(some, 0, some, i, p, cutoff) <= cutoff) == (apart <= cutoff)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        (torch.float16, [0x7E00, 0x7C01, -0x0200]),
+        (torch.bfloat16, [0x7FC0, 0x7F81, -0x0040]),
+        (torch.float32, [0x7FC00000, 0x7F800001, -0x400000]),
+        (torch.float64, [0x7FF8000000000000, 0x7FF0000000000001, -0x8000000000000]),
+    ],
+)
+def test_all_bits_of_nan_are_equal(dtype, bits):
+    width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    rows = torch.tensor([*bits, 1], dtype=width).view(dtype)
+    assert rows.isnan().tolist() == [True, True, True, False]
+    first, *others, number = equal_bits(rows).tolist()
+    assert others == [first, first]
+    assert number != first
+
+
 def test_both_zeros_are_equal_and_numbers_of_opposite_bits_differ():
     assert torch.equal(*equal_bits(torch.tensor([[0.0], [-0.0]])))
     assert not torch.equal(*equal_bits(torch.tensor([[1 + 2j], [1 + 3j]])))
