@@ -4,6 +4,7 @@ from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.remote.baseline import Baseline, BaselineFilter
 from gfn_rb.remote.manager import ReplayBufferManager
 from gfn_rb.remote.messages import Reply, SenderStatistics, WorkerStatistics
+from gfn_rb.remote.metrics import Metric, MetricsServer
 from gfn_rb.remote.subscription import Subscription
 from gfn_rb.remote.worker import ManagerQueries, ReplayBufferWorker
 
@@ -12,6 +13,8 @@ __all__ = [
     "BaselineFilter",
     "Frame",
     "ManagerQueries",
+    "Metric",
+    "MetricsServer",
     "ReplayBufferManager",
     "ReplayBufferWorker",
     "Reply",

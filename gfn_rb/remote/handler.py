@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -25,6 +26,7 @@ from gfn_rb.remote.frame_store import FrameStore, StoredFrame
 from gfn_rb.remote.messages import (
     DATA_TAG,
     METADATA_TAG,
+    OUTCOMES,
     PROTOCOL,
     Kind,
     ScoreFunction,
@@ -33,6 +35,7 @@ from gfn_rb.remote.messages import (
     is_number,
     pack,
 )
+from gfn_rb.remote.metrics import Metric
 from gfn_rb.remote.ranks import Membership, RankState
 from gfn_rb.stopwatch import Stopwatch
 from gfn_rb.transports.base import Envelope
@@ -81,6 +84,7 @@ class MessageHandler:
         self._watch = Stopwatch(PHASES)
         self._store = FrameStore(buffer, self._index, drops_duplicates, below)
         self._queue: list[ReceivedFrame] = []  # of rows, received and not stored yet
+        self._n_waited, self._seconds_each = 0, 0.0  # messages of the last step, time of each
         self._logged: set[tuple[int, str]] = set()
         self._handlers: dict[int, Callable[[ReceivedFrame], None]] = {
             Kind.HELLO: self._hello,
@@ -117,7 +121,7 @@ class MessageHandler:
             elif tag == METADATA_TAG:
                 self._handle_question(frame)
             else:
-                raise ArgumentError(f"tag {tag} from rank {source} is not expected")
+                raise ArgumentError(self._unexpected(source, tag))
         except (PeerLostError, TransportClosedError):
             raise
         except Exception as error:
@@ -125,12 +129,54 @@ class MessageHandler:
             return False
         return True
 
+    def _unexpected(self, source: int, tag: int) -> str:
+        if tag != DATA_TAG:
+            return f"tag {tag} from rank {source} is not expected"
+        return (
+            f"rank {source} is no worker of this manager: workers= has {sorted(self._senders)}, "
+            f"and tag {tag} is for those alone"
+        )
+
     def _lose(self, rank: int, why: str, state: RankState = "lost") -> None:
         """Continue without a worker; ignored for other ranks and one that has left already."""
         if self._workers.leave(rank, state, why):
             n, left = len(self._workers), len(self._workers.present)
             left_over = f"going on with {left} of {n} workers"
             self._warn(rank, why, f"worker {rank} is lost: {' '.join(why.split())}; {left_over}")
+
+    def metrics(self) -> list[Metric]:
+        """Return the numbers to watch: rows by outcome and sender, time, queue, and silence.
+
+        It can be called from any thread.
+        """
+        size = None if self.buffer is None else (len(self.buffer), self.buffer.storage.max_size)
+        found = [
+            Metric("waiting_messages", self._n_waited, "messages that the last step found"),
+            Metric("service_seconds", self._seconds_each, "seconds per message of the last step"),
+            Metric("batches", self.batches, "answered batches", kind="counter"),
+            Metric("stored_rows", 0 if size is None else size[0], "rows in the buffer"),
+            Metric("capacity_rows", 0 if size is None else size[1], "capacity of the buffer"),
+        ]
+        for phase, seconds in [*self._watch.seconds.items()]:
+            labels = {"phase": phase}
+            found.append(Metric("seconds", seconds, "seconds spent, by phase", labels, "counter"))
+        now = time.time()
+        for rank, sender in self._senders.items():
+            labels, member = {"sender": str(rank)}, self._workers[rank]
+            for name, n in asdict(sender).items():
+                if name in OUTCOMES:
+                    outcome = {**labels, "outcome": name}
+                    text = "rows received, by sender and outcome"
+                    found.append(Metric("rows", n, text, outcome, "counter"))
+                elif name != "items":  # their sum
+                    text = f"{name} of a worker, as SenderStatistics has them"
+                    found.append(Metric(f"sender_{name}", n, text, labels, "counter"))
+            is_present = float(member.state in ("expected", "active"))
+            found.append(Metric("present", is_present, "1 for a worker that is not lost", labels))
+            if member.last_seen:
+                text = "seconds since the last message of a worker"
+                found.append(Metric("silence_seconds", now - member.last_seen, text, labels))
+        return found
 
     # Questions of any rank.
 

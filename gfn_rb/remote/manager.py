@@ -40,6 +40,7 @@ from gfn_rb.writers.rows import shallow_copy
 log = logging.getLogger(__name__)
 
 _TICK = 0.2  # seconds between checks of silence and of checkpoints that are due
+_NAMED_AFTER = 30.0  # seconds after which workers are named that have not connected
 _FLUSH = 5.0  # seconds that answers have to leave at the end
 _MOST_MESSAGES, _MOST_NBYTES = 64, 1 << 26  # that are received before their rows are stored
 _MAX_ROWS = 1 << 20  # of a message: its bytes do not bound rows of no size
@@ -134,7 +135,7 @@ class ReplayBufferManager(MessageHandler):
         super().__init__(
             channel, buffer, score, baseline, members, drops, log_reward_below, everyone
         )
-        self._metadata = metadata
+        self._metadata, self._worker_timeout = metadata, worker_timeout
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
         self._secret = secret
         self._batches_saved = 0  # when it was last tried
@@ -166,6 +167,8 @@ class ReplayBufferManager(MessageHandler):
             CheckpointError: the checkpoint at the end cannot be written.
         """
         self._workers.restart_silence()
+        patience = min(_NAMED_AFTER, self._worker_timeout / 2)
+        named_after: float | None = time.monotonic() + patience
         end = None if timeout is None else time.monotonic() + timeout
         while not self.finished:
             # Bounded waits: no message announces silence, a due checkpoint or a signal.
@@ -173,12 +176,26 @@ class ReplayBufferManager(MessageHandler):
             if left < 0:
                 break
             self.step(left)
+            if named_after is not None and time.monotonic() > named_after:
+                self._name_missing(patience)
+                named_after = None
         untaken = self._channel.flush(_FLUSH, self._workers.lost)
         if untaken:
             log.warning("%s: %d answers were not taken", self._name, untaken)
         if self._checkpoint is not None:
             self.save()
         log.info("%s: %d batches; %s", self._name, self.batches, self._watch.summary())
+
+    def _name_missing(self, seconds: float) -> None:
+        """Log the workers that have sent nothing since the start."""
+        missing = [rank for rank, each in self._workers.items() if each.state == "expected"]
+        if missing:
+            log.warning(
+                "%s: rank%s %s of workers= %s not connected within %.3g s: a worker has to name "
+                "rank %d as its manager",
+                *(self._name, "s" * (len(missing) > 1), ", ".join(map(str, missing))),
+                *("have" if len(missing) > 1 else "has", seconds, self.transport.rank),
+            )
 
     def step(self, timeout: float = 0.0) -> bool:
         """Handle the messages that wait, at most 64 of them.
@@ -195,7 +212,7 @@ class ReplayBufferManager(MessageHandler):
         try:
             # A probe tells rank and tag without room for the message, whose size the sender chose.
             self._watch.switch("idle")
-            envelope = self.transport.probe(timeout=timeout)
+            envelope, start = self.transport.probe(timeout=timeout), time.perf_counter()
             while envelope is not None:
                 is_fine = self._receive(envelope)
                 n_received, nbytes = n_received + 1, nbytes + envelope.nbytes
@@ -207,8 +224,13 @@ class ReplayBufferManager(MessageHandler):
             for rank in self._workers.silent():  # before the time that answers take
                 # What it sent while this manager was busy or stopped may not be received yet.
                 if self.transport.probe(rank, timeout=_TICK) is None:
-                    self._lose(rank, "it has been silent for too long")
+                    is_new = self._workers[rank].state == "expected"
+                    why = "it has never connected" if is_new else "it has been silent for too long"
+                    self._lose(rank, why)
             self._answer_items()
+            if n_received:
+                self._n_waited = n_received
+                self._seconds_each = (time.perf_counter() - start) / n_received
         except PeerLostError as error:
             self._lose(error.rank, str(error))
             self._answer_items()  # of the others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -31,6 +32,7 @@ from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.client import ManagerClient, answer_of, checked_answer
 from gfn_rb.remote.feeding import ObjectIndex, compile_loops, look_up
 from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
+from gfn_rb.remote.metrics import Metric
 from gfn_rb.remote.ranks import batches_of, check_ranks, join_batches
 from gfn_rb.remote.subscription import Subscription
 from gfn_rb.storages import EncodedStorage
@@ -170,6 +172,23 @@ class ReplayBufferWorker(ManagerClient):
         finally:
             if not self._connected:
                 self._release()
+
+    def metrics(self) -> list[Metric]:
+        """Return the numbers to watch: rows by outcome, unanswered batches, and time waited.
+
+        It can be called from any thread.
+        """
+        text = "{} of a worker, as WorkerStatistics has them"
+        found = [
+            Metric(f"worker_{name}", value, text.format(name), kind="counter")
+            for name, value in asdict(self.statistics).items()
+        ]
+        return [
+            *found,
+            Metric("worker_pending", self.pending, "rows that are not sent yet"),
+            Metric("worker_unanswered", len(self.sent), "frames that are not answered yet"),
+            Metric("worker_lost_managers", len(self.lost), "managers that are lost"),
+        ]
 
     def add(self, item: TensorDictBase) -> Reply | None:
         """Add one item of batch size [], as :meth:`extend` adds several."""

@@ -25,6 +25,7 @@ USUAL = (
 # Options that change nothing of what is learnt until some reward call.
 _BESIDE = {
     *("seed", "steps", "threads", "eval_every", "checkpoint_every", "patience"),
+    *("metrics_port", "metrics_address"),
     *("format", "metrics", "metrics.samples", "metrics.backward"),
 }
 # What each rank counts of its own, which says nothing of all ranks together.

@@ -356,6 +356,12 @@ class GeneralOptions:
     patience: rules.PositiveFloat = 120.0
     """Seconds of silence after which another rank counts as lost, which ends the run: gfn-rb resume
     continues it. With managers, ranks that train have twice as long, as they may wait for one."""
+    metrics_port: rules.NonNegativeInt = 0
+    """Serve metrics of managers and workers over HTTP for Prometheus, each rank on this port plus
+    its rank. 0 serves none. Needs the extra metrics."""
+    metrics_address: str = "127.0.0.1"
+    """Address of this machine on which metrics are served. The default serves this machine alone.
+    Anybody who reaches another address can read them."""
 
     draw: Draw = RankDraw()
     """How replayed items are drawn."""

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,7 @@ from gfn_rb.errors import (
     TransportTimeoutError,
     WorkerError,
 )
+from gfn_rb.remote.metrics import Metric, MetricsServer, as_numbers
 from gfn_rb.remote.ranks import RankRoles, assign_roles
 from gfn_rb.training import page
 from gfn_rb.training.config import TrainConfig
@@ -130,14 +131,14 @@ def run_rank(
     try:
         if transport.rank in roles.managers:
             manager = make_manager(config, transport, roles, folder)
-            with stop:  # it ends when its workers have
-                manager.run()
+            with stop, _metrics_server(config, manager.metrics, folder.rank):
+                manager.run()  # it ends when its workers have
                 write_json(folder.manager, manager.metadata())
                 assert manager.buffer is not None  # which make_manager gave it
                 manager.buffer.journal.close()
                 if any(e["state"] == "lost" for e in manager.metadata()["senders"].values()):
                     raise RefusedError("a rank that trains is lost, as the others say", code=1)
-                everyone.gather()
+                everyone.gather({"metrics": as_numbers(manager.metrics())})
                 everyone.share()
         else:
             sends: ManagerHooks | None = None
@@ -182,7 +183,10 @@ def _train(
         hooks |= {name: getattr(manager, name) for name in ("replayed", "store", "saving")}
         hooks["part"] = manager
     trainer = Trainer(config, stream=roles.workers.index(folder.rank), hooks=Hooks(**hooks))
-    with stop:
+    server: AbstractContextManager[object] = nullcontext()
+    if manager is not None:
+        server = _metrics_server(config, manager.worker.metrics, folder.rank)
+    with stop, server:
         run.restore(trainer, folder)
         result = run.run_training(trainer, folder, stop, meetings.describe, lambda: meetings.stops)
         if manager is not None:
@@ -203,6 +207,8 @@ def _train(
             "calls": [row["reward_calls"] for row in rows],
             "top": top,
         }
+        if manager is not None:
+            own["metrics"] = as_numbers(manager.worker.metrics())
         modes = TensorDict({name: found[name] for name in MODES}, [len(found["modes"])])
         messages = everyone.gather(own, modes)
         if is_first:
@@ -263,7 +269,17 @@ def _summary(
             str(rank): {"measured": each["row"], "counters": each["counters"]}
             for rank, each in done.items()
         },
+        "metrics": {str(r): told[r]["metrics"] for r in sorted(told) if "metrics" in told[r]},
     }
+
+
+def _metrics_server(
+    config: TrainConfig, metrics: Callable[[], list[Metric]], rank: int
+) -> AbstractContextManager[object]:
+    """Return what serves the metrics of a rank in its ``with`` block, where it is asked for."""
+    if not config.metrics_port:
+        return nullcontext()
+    return MetricsServer(metrics, rank, config.metrics_port + rank, config.metrics_address)
 
 
 def check_steps(folder: RunFolder, steps: int) -> None:

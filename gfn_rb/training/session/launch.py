@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -151,7 +152,8 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
         check_importable(type(config))
         if started is None:
             defaults = {f.name: f.default for f in fields(config)}
-            useless = "average_gradients", *(() if config.managers.n else ("patience",))
+            of_managers = "patience", "metrics_port", "metrics_address"
+            useless = "average_gradients", *(() if config.managers.n else of_managers)
             for name in useless:
                 if (value := getattr(config, name)) != defaults[name]:
                     raise ArgumentError(
@@ -162,6 +164,9 @@ def _fault(config: TrainConfig, started: Launch | None) -> GfnRbError | None:
             with torch.random.fork_rng(devices=[]):
                 check_env(own.make_env(), True if own.every_state_terminates else None)
             make_loss(own, own.make_env(), own.seed)
+        if config.metrics_port and find_spec("prometheus_client") is None:
+            message = "metrics_port needs prometheus_client: pip install prometheus_client"
+            raise ArgumentError(message)
         run.check_installed(config.logger)
         run_secret()
     except GfnRbError as error:

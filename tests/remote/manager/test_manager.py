@@ -104,7 +104,7 @@ def test_a_worker_of_another_version_is_not_listened_to_until_it_is_replaced(cap
 
 def test_a_rank_that_is_no_worker_is_refused_but_may_ask(caplog):
     manager, one, other = managed(fifo_buffer(2), workers=[1])
-    assert "is not expected" in other.send(objects([1])).meta["error"]["message"]
+    assert "rank 2 is no worker of this" in other.send(objects([1])).meta["error"]["message"]
     assert other.ask(Kind.METADATA, tag=METADATA_TAG).meta["stored"] == 0
     assert one.ask(Kind.GOODBYE, tag=7) is None  # nobody reads that tag
     assert "rank 1 sent: ArgumentError: tag 7 from rank 1 is not expected" in caplog.text

@@ -105,7 +105,7 @@ TOGETHER = (  # so that each option has an effect
     "--temperature 1.5 --min-log-reward 0.5",
     "--draw rank --draw.k 0.1 --managers 1 --managers.send awaited --managers.send-every 2 "
     "--managers.baseline min --managers.journal --feed top --feed.quota 32 --patience 60.0 "
-    "--max-age 9 --capacity 64 --compact none",
+    "--metrics-port 9100 --metrics-address 0.0.0.0 --max-age 9 --capacity 64 --compact none",
     "--draw teacher --draw.c 3.0 --draw.alpha 0.7 --replay terminal --form prepend_append "
     "--beta 2.0 --backward learned --modes published --share-trunk --keep.no-unique",
     "--steps 1 --seed 5 --batch-size 4 --replay-ratio 0.5 --search 1 --search.back-ratio 0.25 "

@@ -1,8 +1,10 @@
 """Runs of several ranks, under a real mpiexec and in threads; some are killed or hang."""
 
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 from training.session.distributed_runs import (
@@ -22,6 +24,7 @@ from transports.ranks import environment, mpi_kind
 from gfn_rb.checkpoint import load_state, save_state
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training.cli import main
+from gfn_rb.training.session import distributed
 from gfn_rb.training.session.distributed import check_steps
 from gfn_rb.training.session.folder import RunFolder, write_json
 
@@ -129,6 +132,29 @@ def test_without_a_launcher_managers_are_threads(tmp_path, capsys):
     together = report["together"]
     assert together["reward_calls"] == [8 * int(row["step"]) for row in again]
     assert together["modes_found"] == [int(row["modes_found"]) for row in again]
+
+
+@pytest.mark.slow
+def test_metrics_of_a_run_are_served_and_in_its_report(tmp_path, monkeypatch):
+    texts = {}
+
+    class Scraped(distributed.MetricsServer):
+        def close(self):  # at the end of what it serves
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+                texts[self.port] = answer.read().decode()
+            super().close()
+
+    monkeypatch.setattr(distributed, "MetricsServer", Scraped)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = min(free.getsockname()[1], 65_000)
+    out = ["--out", str(tmp_path / "run"), "--metrics-port", str(port)]
+    assert main([*TRAIN, "--managers", "1", "--feed", "top", *out]) == 0
+    metrics = read_json(tmp_path / "run" / "report.json")["metrics"]
+    sent = metrics["0"]["worker_sent"]
+    assert sent == sum(n for name, n in metrics["1"].items() if name.startswith("rows{")) > 0
+    assert sorted(texts) == [port, port + 1]
+    assert f'gfn_rb_worker_sent_total{{rank="0"}} {sent}' in texts[port]
+    assert 'gfn_rb_rows_total{outcome="stored",rank="1",sender="0"}' in texts[port + 1]
 
 
 @pytest.mark.slow
