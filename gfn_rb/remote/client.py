@@ -54,9 +54,10 @@ class ManagerClient:
     """Base class of workers: sends each manager the rows that it owns, and accounts for each row.
 
     A manager that does not answer in time is lost. Its unanswered rows are counted as lost, and
-    further rows that it owns are not sent. A greeting stays in the mailbox of a lost manager. When
-    it answers that greeting, it is present again and is sent the rows of the worker's buffer that
-    it owns.
+    further rows that it owns are not sent. A greeting stays in the mailbox of a lost manager, and a
+    process that takes its place gets another one. When that is answered, the manager is present
+    again and is sent its unanswered rows, and the rows of the worker's buffer that it owns. It may
+    have stored some of them before; of objects, it keeps one.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class ManagerClient:
         self._timeout, self._shutdown = timeout, shutdown
         self._hello: dict[str, Any] | None = None
         self._responses: dict[int, ReceivedFrame] = {}  # to questions, by manager
+        self._unanswered: dict[int, list[TensorDictBase]] = {}  # rows, by lost manager
         self._replies: list[Reply] = []
         self._errors: list[RemoteError] = []
         self._quota = 0  # rows to be fed with each batch
@@ -220,7 +222,7 @@ class ManagerClient:
                 self._lose(rank, str(error))
                 continue
             # Counted only now: rows that could not be handed over were not sent.
-            self.sent[number] = SentShare(batch, rank, n, at, deadline)
+            self.sent[number] = SentShare(batch, rank, n, at, deadline, part)
             batch.unanswered += 1
             sent += n
             self.statistics.batches += 1
@@ -278,10 +280,24 @@ class ManagerClient:
             return  # it is lost already, or no manager but another worker that is done
         left = f"managers {self.managers}" if self.managers else "its own buffer alone"
         log.warning("%s: manager %d is lost: %s; going on with %s", self._name, rank, why, left)
+        self._leave_greeting(rank)  # it may only be slow, and answer some day
+        numbers = self.unanswered_by(rank)
+        # Their owner may change them from now on: this call may be the one that waited for them.
+        self._unanswered[rank] = [self.sent[number].rows.clone() for number in numbers]
+        self._give_up(numbers)
+
+    def _leave_greeting(self, rank: int) -> None:
         if self._hello is not None:
-            with suppress(PeerLostError):  # it may only be slow, and answer some day
+            with suppress(PeerLostError):
                 self._post(rank, Kind.HELLO, self._hello)
-        self._give_up(self.unanswered_by(rank))
+
+    def _readmit(self) -> None:
+        """Greet the processes that have taken the place of lost managers."""
+        transport = self._channel.transport
+        for rank in transport.returned & self.membership.keys():
+            self._lose(rank, str(transport.loss_of(rank)))
+            transport.readmit(rank)
+            self._leave_greeting(rank)
 
     # Receiving.
 
@@ -293,6 +309,8 @@ class ManagerClient:
         for any rank; that manager is then lost for all batches.
         """
         start = time.perf_counter() if timeout > 0 else 0.0
+        if len(self.membership.present) < len(self.membership):
+            self._readmit()
         try:
             message = self._channel.receive(None, DATA_TAG, timeout)
         except PeerLostError as error:
@@ -327,7 +345,7 @@ class ManagerClient:
             return
         self.membership.seen(rank)
         log.warning("%s: manager %d is back", self._name, rank)
-        for rows in self._held():
+        for rows in (*self._unanswered.pop(rank, ()), *self._held()):
             self._send(rows, [rank], is_new=False)
 
     def _welcome(self, answer: ReceivedFrame) -> None:

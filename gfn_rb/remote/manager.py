@@ -157,11 +157,12 @@ class ReplayBufferManager(MessageHandler):
         """The log-reward below which items need not be sent; None while unknown."""
         return self._baseline.value(self.buffer)
 
-    def run(self, timeout: float | None = None) -> None:
+    def run(self, timeout: float | None = None, linger: float = 0.0) -> None:
         """Serve until every worker has closed or is lost.
 
         Args:
             timeout: seconds after which to stop in any case; None for no limit.
+            linger: seconds to wait for a lost worker to come back, once no worker is present.
 
         Raises:
             CheckpointError: the checkpoint at the end cannot be written.
@@ -170,7 +171,9 @@ class ReplayBufferManager(MessageHandler):
         patience = min(_NAMED_AFTER, self._worker_timeout / 2)
         named_after: float | None = time.monotonic() + patience
         end = None if timeout is None else time.monotonic() + timeout
-        while not self.finished:
+        last = math.inf  # when the last worker was lost
+        while not self.finished or (self._workers.lost and time.monotonic() < last + linger):
+            last = min(last, time.monotonic()) if self.finished else math.inf
             # Bounded waits: no message announces silence, a due checkpoint or a signal.
             left = _TICK if end is None else min(_TICK, end - time.monotonic())
             if left < 0:
@@ -210,6 +213,9 @@ class ReplayBufferManager(MessageHandler):
         """
         n_received, nbytes = 0, 0
         try:
+            for rank in self.transport.returned:  # a new process: a worker greets first
+                self._lose(rank, str(self.transport.loss_of(rank)))
+                self.transport.readmit(rank)
             # A probe tells rank and tag without room for the message, whose size the sender chose.
             self._watch.switch("idle")
             envelope, start = self.transport.probe(timeout=timeout), time.perf_counter()

@@ -176,7 +176,8 @@ class WorkerStatistics(Outcomes):
         skipped: rows not sent, because too many batches were unanswered, their manager is lost, or
             the rows cannot be sent.
         sent: rows sent, one frame for each manager that owns any of them.
-        resent: rows of the worker's buffer sent again, because their manager returned.
+        resent: rows sent again, because their manager returned: its unanswered ones, and those of
+            the worker's buffer.
         batches: frames of rows sent.
         replies: replies to them.
         errors: replies with an error.
@@ -290,3 +291,5 @@ class SentShare(NamedTuple):
     """Positions of the rows in the batch, None for all."""
     deadline: Deadline
     """Of the answer."""
+    rows: TensorDictBase
+    """The rows themselves, which are sent again to a manager that was restarted."""

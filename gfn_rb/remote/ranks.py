@@ -174,7 +174,7 @@ class Membership(dict[int, Member]):
 
     def leave(self, rank: int, state: RankState = "gone", why: str = "") -> bool:
         """Record that a rank has left, and return whether it had been present."""
-        was_present = rank in self.present
+        was_present = rank in self and self[rank].state in _PRESENT
         if was_present:
             self._set(rank, state, why)
         return was_present

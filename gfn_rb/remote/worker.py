@@ -50,7 +50,9 @@ class ReplayBufferWorker(ManagerClient):
 
     A hash of the object determines the owner. Several managers together hold each object once, and
     all feed every worker. Rows of a lost manager stay in the local buffer. When the manager is
-    back, the worker sends it the rows of the local buffer that it owns.
+    back, the worker sends it the rows that it had not answered, and those of the local buffer that
+    it owns. Over :class:`~gfn_rb.transports.TCPTransport`, a restarted process may take the place
+    of a manager or worker.
 
     Items are added to the local buffer before anything is sent. Without any manager left, the
     worker continues alone. :attr:`statistics` accounts for every row.
@@ -249,7 +251,8 @@ class ReplayBufferWorker(ManagerClient):
         """
         if self.mode == "deferred":  # for the reply to the last batch
             self.wait()
-        elif self.mode == "nonblocking":
+        if self.mode == "nonblocking" or len(self.managers) < len(self.membership):
+            # Also of lost managers that may be back.
             self.collect()
         ready = self.membership.present  # replies may have been overdue, and their managers lost
         if self.mode == "nonblocking" and len(self.sent) >= self.in_flight:

@@ -51,7 +51,8 @@ class Hub:
         self._expected = expected
         self._told_card, self._told_gone = told_card, told_gone
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, Ended] = {}  # not told yet
+        self._gone: dict[int, Ended] = {}
         self._check()
 
     @property
@@ -68,6 +69,8 @@ class Hub:
         if not card.is_bound and not is_loopback(seen):
             card = card._replace(addresses=tuple(dict.fromkeys([seen, *card.addresses])))
         self.cards[rank] = card
+        self._gone.pop(rank, None)
+        self._ended.pop(rank, None)
         if (previous := self._writers.get(rank)) is not None:
             previous.close()
         self._writers[rank] = writer
@@ -88,7 +91,7 @@ class Hub:
             del self._writers[rank]
             if not self._ended:
                 asyncio.get_running_loop().call_later(_GATHERING, self._tell_ended)
-            self._ended[rank] = (card.process, reason, is_goodbye)
+            self._ended[rank] = self._gone[rank] = (card.process, reason, is_goodbye)
         writer.close()
 
     def fail(self, why: str) -> None:
@@ -108,7 +111,9 @@ class Hub:
             self._tell(self._roster())
 
     def _roster(self) -> dict[str, Any]:
-        return {"cards": [card._asdict() for card in self.cards.values()], "complete": True}
+        cards = [card._asdict() for card in self.cards.values()]
+        ended = [[rank, *each] for rank, each in self._gone.items()]
+        return {"cards": cards, "ended": ended, "complete": True}
 
     def _tell_ended(self) -> None:
         ended, self._ended = self._ended, {}

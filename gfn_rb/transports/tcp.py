@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -31,12 +30,12 @@ from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Envelope, Part, checked_
 from gfn_rb.transports.handshake import HUB, Identity
 from gfn_rb.transports.hub import CLOSED, LIMIT, Hub, line
 from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage, joined
+from gfn_rb.transports.meeting import MeetingPlace
 from gfn_rb.transports.peers import Endpoint, Peer
 
 _LONGEST = timedelta(days=365)
 _STRANGER = 5.0  # seconds to prove the key, while others are served
 _CALL = 5.0  # seconds to connect to one address
-_LOOK = 5.0  # seconds to ask the store again
 _SOON, _SELDOM = 0.05, 2.0  # seconds between two attempts to reach rank 0
 _PORTS, _INTERFACE = "GFN_RB_PORTS", "GFN_RB_INTERFACE"  # variables
 
@@ -167,62 +166,6 @@ class TCPTransport(MailboxTransport):
 
 
 GlooTransport = TCPTransport  # its name up to version 0.3, where it used Gloo
-
-
-class MeetingPlace:
-    """The store by which processes find rank 0, and the key that they share.
-
-    Args:
-        where: as of :class:`TCPTransport`.
-        rank: rank of this process; -1 for that of the environment.
-        size: number of processes; -1 for that of the environment.
-        patience: how long to wait for the store.
-    """
-
-    def __init__(self, where: str | dist.Store, rank: int, size: int, patience: timedelta) -> None:
-        self._where = where
-        if isinstance(where, str):
-            where, rank, size = meet(where, rank, size, patience)
-        self.rank, self.size = rank, size
-        self._whole = where  # which others may still ask where this process serves it
-        self._store = dist.PrefixStore("gfn_rb", where)
-
-    def __str__(self) -> str:
-        """Return what it is, in words."""
-        return repr(self._where) if isinstance(self._where, str) else f"its store at {self.host}"
-
-    @property
-    def host(self) -> str:
-        """Host of the store; "" if it has none."""
-        store = self._whole
-        while isinstance(store, dist.PrefixStore):
-            store = store.underlying_store
-        return str(store.host) if isinstance(store, dist.TCPStore) else ""
-
-    def open(self, card: Card) -> tuple[bytes, bool]:
-        """Set the key and the card of rank 0; return the key, and whether it was there already."""
-        is_there = bool(self._store.check(["key"]))
-        self._store.set("at/0", json.dumps(card._asdict()))
-        if not is_there:
-            self._store.set("key", secrets.token_hex(32))
-        return self._store.get("key"), is_there
-
-    def look(self, patience: timedelta) -> tuple[bytes, Card]:
-        """Wait for the key and the card of rank 0."""
-        self._store.wait(["key", "at/0"], patience)
-        return self._store.get("key"), Card.of(json.loads(self._store.get("at/0")))
-
-    def look_again(self) -> tuple[bytes, Card]:
-        """Return the key and the card of rank 0, also of a store that rank 0 serves anew."""
-        try:
-            return self.look(timedelta(seconds=_LOOK))
-        except RuntimeError:
-            if not isinstance(self._where, str) or not self.host:
-                raise
-            again = meet(self._where, self.rank, self.size, timedelta(seconds=_LOOK))
-            self._whole = again[0]
-            self._store = dist.PrefixStore("gfn_rb", self._whole)
-            return self.look(timedelta(seconds=_LOOK))
 
 
 class TCPEndpoint(Endpoint):
@@ -538,14 +481,3 @@ class TCPEndpoint(Endpoint):
             for link in (*peer.links, *peer.fresh):
                 link.discard()
         self.loop.call_soon(self.loop.stop)
-
-
-def meet(where: str, rank: int, size: int, patience: timedelta) -> tuple[dist.Store, int, int]:
-    """Return a store that all processes share, and rank and size."""
-    try:
-        return next(dist.rendezvous(where, rank, size, timeout=patience))
-    except (ValueError, RuntimeError) as error:
-        raise ArgumentError(
-            f"where is {where!r}, by which rank {rank} of {size} did not find the others: "
-            f"{' '.join(str(error).split())[:200]}"
-        ) from error

@@ -39,6 +39,17 @@ def threads(*functions):
         raise errors[0]
 
 
+def serve_until(done, *managers):
+    """Serve in a thread, also when all workers have left for the moment."""
+
+    def serve():
+        while not done.is_set():
+            for manager in managers:
+                manager.step(0.01)
+
+    return serve
+
+
 def group(n, timeout=5.0):
     return LocalTransport.group(n, timeout=timeout)
 

@@ -49,7 +49,7 @@ class Calls:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize(("is_fed", "most"), [(False, 390), (True, 586)])
+@pytest.mark.parametrize(("is_fed", "most"), [(False, 391), (True, 586)])
 def test_an_exchange_takes_few_calls_at_worker_and_manager(is_fed, most, request):
     if request.config.option.all:
         pytest.skip("types are checked at each call, by further calls")

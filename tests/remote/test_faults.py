@@ -14,6 +14,7 @@ from remote.remote_runs import (
     managed,
     objects,
     owners_of,
+    serve_until,
     threads,
     values_of,
 )
@@ -50,17 +51,6 @@ def pair(mode="nonblocking", local=None, score=None, **options):
     manager = ReplayBufferManager(mine, fifo_buffer(99), score)
     options = {"mode": mode, "timeout": LIMIT, **options}
     return manager, ReplayBufferWorker(theirs, 0, local, **options)
-
-
-def serve_until(done, *managers):
-    """Serve in a thread, also when all workers have left for the moment."""
-
-    def serve():
-        while not done.is_set():
-            for manager in managers:
-                manager.step(0.01)
-
-    return serve
 
 
 def settle(manager):

@@ -24,7 +24,7 @@ from gfn_rb.transports import TCPTransport
 from gfn_rb.transports.addresses import card_of
 from gfn_rb.transports.base import Part
 from gfn_rb.transports.local import QueuedMessage
-from gfn_rb.transports.tcp import MeetingPlace
+from gfn_rb.transports.meeting import MeetingPlace
 
 DYING = """
 import os, signal, sys

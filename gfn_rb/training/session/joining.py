@@ -25,7 +25,7 @@ from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import MPITransport, TCPTransport, Transport
 from gfn_rb.transports.base import Deadline, ShutdownBudget, never
 from gfn_rb.transports.launch import Launch, launched
-from gfn_rb.transports.tcp import meet
+from gfn_rb.transports.meeting import meet
 
 TAG = 20
 _MESSAGE, _FAILED = 101, 102  # kinds of frames
