@@ -60,7 +60,8 @@ class GroupSampler(KeySampler):
         samples_per_group: number of rows k of each group in a batch.
         weight: weight of a group: "uniform" (1), "size" (its number of rows), "best" (exp of its
             highest key), "variance" (of its keys), or a callable from :class:`GroupStatistics` to
-            log-weights [g], -inf for groups that are not drawn.
+            log-weights [g], -inf for groups that are not drawn. The constructor calls it once with
+            the statistics of three groups.
         key: entry that holds the log-reward of each row, in nats. It is not read where neither
             ``weight`` nor ``temperature`` depends on it.
         temperature: T, above 0; inf draws the rows of a group uniformly.
@@ -92,6 +93,8 @@ class GroupSampler(KeySampler):
                 "weight must be 'uniform', 'size', 'best', 'variance' or a callable, got "
                 f"{shown(weight)}"
             )
+        if callable(weight):
+            _require_weights(weight)
         if group is None:
             raise ArgumentError("group must be a key, a list of keys or a callable, got None")
         for name, value in (("num_groups", num_groups), ("samples_per_group", samples_per_group)):
@@ -314,8 +317,9 @@ class GroupSampler(KeySampler):
         if not callable(self.weight):
             with np.errstate(divide="ignore"):
                 return np.log(variance)
-        weight = self.weight(GroupStatistics(*map(torch.from_numpy, (size, mean, variance, best))))
-        if not isinstance(weight, Tensor) or weight.shape != size.shape or weight.isnan().any():
+        statistics = GroupStatistics(*map(torch.from_numpy, (size, mean, variance, best)))
+        weight = _weights_of(self.weight, statistics)
+        if weight.isnan().any():
             raise ArgumentError(f"weight must return {len(size)} numbers, got {weight!r:.80}")
         return weight.to(torch.float64).cpu().numpy()
 
@@ -339,6 +343,29 @@ class GroupSampler(KeySampler):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is read from the storage again."""
         return {**super().__getstate__(), "_groups": None}
+
+
+def _weights_of(weight: Callable[[GroupStatistics], Tensor], groups: GroupStatistics) -> Tensor:
+    """Return what a callable makes of groups, a number for each."""
+    found, n = weight(groups), len(groups.size)
+    if not isinstance(found, Tensor) or found.shape != (n,):
+        raise ArgumentError(f"weight must return {n} numbers, got {shown(found)}")
+    return found
+
+
+def _require_weights(weight: Callable[[GroupStatistics], Tensor]) -> None:
+    """Raise unless a callable takes the statistics of groups and returns a number for each."""
+    number = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    groups = GroupStatistics(torch.tensor([1, 2, 4]), number, number * (1 - number), number)
+    try:
+        _weights_of(weight, groups)
+    except ArgumentError:
+        raise
+    except Exception as error:  # of the user's code
+        raise ArgumentError(
+            f"weight must be a callable of one GroupStatistics ({', '.join(groups._fields)}), it "
+            f"raised {type(error).__name__}: {shown(str(error))}"
+        ) from error
 
 
 def _n_positive(

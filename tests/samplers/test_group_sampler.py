@@ -17,7 +17,7 @@ from torchrl.data import (
 )
 from torchrl.objectives.llm import MCAdvantage
 
-from gfn_rb.errors import CheckpointMismatchError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.samplers import GroupSampler
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -176,7 +176,11 @@ def test_a_restored_buffer_continues_like_one_never_interrupted():
 
 @pytest.mark.parametrize(
     ("name", "value", "other"),
-    [("weight", "best", "size"), ("weight", len, "best"), ("group", "prompt", ["prompt"])],
+    [
+        ("weight", "best", "size"),
+        ("weight", lambda groups: groups.mean, "best"),
+        ("group", "prompt", ["prompt"]),
+    ],
 )
 def test_the_state_of_another_law_is_refused(name, value, other):
     one, two, again = (
@@ -224,6 +228,7 @@ def test_a_callable_sees_the_statistics_of_the_groups_that_changed():
         return torch.zeros(len(groups.size))
 
     sampler = GroupSampler("prompt", samples_per_group=1, weight=weight, replacement=True)
+    seen.clear()  # of the groups that it was tried with
     rb = buffer(sampler, rows([1, 2, 2, 3, 3, 3], [4.0, 1.0, 3.0, 0.0, 0.0, 6.0]), 16)
     rb.sample(4)
     assert seen == {1: [4.0, 0.0, 4.0], 2: [2.0, 1.0, 3.0], 3: [2.0, 8.0, 6.0]}
@@ -231,3 +236,17 @@ def test_a_callable_sees_the_statistics_of_the_groups_that_changed():
     rb.extend(rows([3], [2.0]))
     rb.sample(4)
     assert seen == {4: [2.0, 6.0, 6.0]}  # mean, variance and best of prompt 3 alone
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (lambda size, best: size, r"of one GroupStatistics \(size, mean, .* raised TypeError"),
+        (lambda groups: groups.success_rate, r"raised AttributeError: .*success_rate"),
+        (lambda groups: groups.mean.tolist(), r"must return 3 numbers, got \[0"),
+        (lambda groups: groups.mean.sum(), r"must return 3 numbers, got tensor"),
+    ],
+)
+def test_a_callable_weight_is_tried_when_the_sampler_is_made(weight, message):
+    with pytest.raises(ArgumentError, match=message):
+        GroupSampler("prompt", num_groups=1, weight=weight)
