@@ -18,6 +18,7 @@ from gfn_rb.rollout.outputs import drawn_log_probs, policy_outputs
 from gfn_rb.rollout.walk import Walk
 from gfn_rb.shapes import Bool, Float64, Int64, Shaped
 
+_EXACT = torch.float64  # in which log-probabilities of steps are summed
 BackStepsRule = Callable[[Tensor], Tensor]
 """Maps the number of moves that led to each object, int64 [n], to how many of them to undo, [n]."""
 
@@ -67,6 +68,24 @@ class Proposal:
             ),
             condition=new.condition,
         )
+
+    def log_there(self) -> Float64[Tensor, "n"]:
+        """Return log P_B(b | x) + log P_F(f | s) of :func:`log_acceptance`, as drawn."""
+        assert self.backtracked.log_prob is not None
+        assert self.reconstructed.log_prob is not None
+        back = self.backtracked.log_prob * self._undone
+        return back.sum(1, dtype=_EXACT) + self.reconstructed.log_prob.sum(1, dtype=_EXACT)
+
+    def log_return(self) -> Float64[Tensor, "n"]:
+        """Return log P_B(f | x') + log P_F(b | s), of the reverse proposal."""
+        forth = self.backtracked_pf.log_prob * self._undone
+        back = rescored(self.pb, self.reconstructed).log_prob
+        return back.sum(1, dtype=_EXACT) + forth.sum(1, dtype=_EXACT)
+
+    @property
+    def _undone(self) -> Bool[Tensor, "n T"]:
+        steps = torch.arange(self.backtracked.n_steps, device=self.junction.device)
+        return steps >= self.junction[:, None]
 
     def check(self, found: Trajectories) -> None:
         """Raise AssertionError unless a plain loop over rows and steps joins the walks alike."""
@@ -173,14 +192,8 @@ def log_acceptance(proposal: Proposal, rule: BackStepsRule) -> Float64[Tensor, "
     ratio it may. From an object of reward 0, which the target excludes, every such move is taken.
     """
     old, new = proposal.backtracked, proposal.reconstructed
-    assert old.log_prob is not None
-    assert new.log_prob is not None
-    half = torch.arange(old.n_steps, device=old.device) >= proposal.junction[:, None]
-    new_pb, old_pf = rescored(proposal.pb, new).log_prob, proposal.backtracked_pf.log_prob * half
-    double = torch.float64
-    log_new = new_pb.sum(1, dtype=double) + old_pf.sum(1, dtype=double)
-    log_old = (old.log_prob * half).sum(1, dtype=double) + new.log_prob.sum(1, dtype=double)
-    log_alpha = (new.log_reward + log_new - old.log_reward - log_old).clamp(max=0)
+    log_return, log_there = proposal.log_return(), proposal.log_there()
+    log_alpha = (new.log_reward + log_return - old.log_reward - log_there).clamp(max=0)
     log_alpha = log_alpha.where(old.log_reward > -torch.inf, 0)
     moves = proposal.junction + new.length - 1
     return log_alpha.where(rule(moves) == new.length - 1, -torch.inf)

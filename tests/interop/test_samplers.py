@@ -9,8 +9,15 @@ gym = pytest.importorskip("gfn.gym")
 box_utils = pytest.importorskip("gfn.gym.helpers.box_utils")
 
 import gfn.samplers as theirs  # noqa: E402
-from gfn.estimators import RecurrentDiscretePolicyEstimator  # noqa: E402
-from gfn.utils.modules import RecurrentDiscreteSequenceModel  # noqa: E402
+from gfn.estimators import (  # noqa: E402
+    DiscretePolicyEstimator,
+    RecurrentDiscretePolicyEstimator,
+)
+from gfn.preprocessors import IdentityPreprocessor  # noqa: E402
+from gfn.utils.modules import (  # noqa: E402
+    DiscreteUniform,
+    RecurrentDiscreteSequenceModel,
+)
 from gfn.utils.prob_calculations import get_trajectory_pfs  # noqa: E402
 from interop import torchgfn_items as items  # noqa: E402
 from scipy.stats import chi2_contingency  # noqa: E402
@@ -138,9 +145,86 @@ def test_torchgfns_code_samples_what_cannot_be_adapted() -> None:
     proposed, updated = search.local_search(BOX, found, save_logprobs=True, debug=True, **plain)
     assert updated.equal(proposed.log_rewards > found.log_rewards)
     assert proposed.log_probs.shape == proposed.actions.batch_shape
-    for name in ("use_metropolis_hastings", "save_estimator_outputs"):
-        with pytest.raises(ArgumentError, match=f"{name} must be False for BoxCartesian"):
-            search.local_search(BOX, found, **{**plain, name: True})
+    with pytest.raises(
+        ArgumentError, match="save_estimator_outputs must be False for BoxCartesian"
+    ):
+        search.local_search(BOX, found, **{**plain, "save_estimator_outputs": True})
+
+
+def box_search(seed=0):
+    torch.manual_seed(seed)
+    options, components = {"hidden_dim": 16, "n_hidden_layers": 1}, {"n_components": 1}
+    forward = box_utils.BoxPFMLP(n_components_s0=1, **components, **options)
+    return ours.LocalSearchSampler(
+        box_utils.BoxPFEstimator(BOX, forward, 1, 1),
+        box_utils.BoxPBEstimator(BOX, box_utils.BoxPBMLP(**components, **options), 1),
+    )
+
+
+def box_targets(n):
+    """Draw objects of the box in proportion to their reward."""
+    x = torch.rand(8 * n, 2)
+    reward = BOX.log_reward(BOX.states_from_tensor(x)).exp()
+    return x[torch.rand(8 * n) * reward.max() < reward][:n]
+
+
+def after_one_search(search, env, x, **options):
+    """Return the objects x, each replaced by its proposal where that was accepted."""
+    walks = search.backward_sampler.sample_trajectories(env, states=env.states_from_tensor(x))
+    start = walks.reverse_backward_trajectories()
+    found, updated = search.local_search(env, start, debug=True, **options)
+    assert 0.01 < updated.double().mean() < 0.99
+    return found.terminating_states.tensor.where(updated[:, None], x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("back", [{"back_ratio": 0.5}, {"back_steps": torch.tensor(2)}])
+def test_metropolis_hastings_is_exact_on_a_box(back) -> None:
+    search, x = box_search(), box_targets(4000)
+    cell = torch.tensor([5.0, 1.0])
+    before = ((x * 5).floor() @ cell).long().bincount(minlength=25)
+    for _ in range(3):
+        x = after_one_search(search, BOX, x, **back)
+    now = ((x * 5).floor() @ cell).long().bincount(minlength=25)
+    assert chi2_contingency(torch.stack([before, now]).numpy() + 1).pvalue > 1e-3
+
+
+class Bits(gym.BitSequence):
+    """Sequences of 4 bits, added one at a time, with rewards that differ."""
+
+    def make_modes_set(self, seed):
+        return torch.zeros(1, 4, dtype=torch.long)
+
+    def log_reward(self, states, conditions=None):
+        return (states.tensor.clamp(min=0) * torch.tensor([1.0, 0.5, -0.5, 0.25])).sum(-1)
+
+
+@pytest.mark.slow
+def test_metropolis_hastings_is_exact_with_a_recurrent_forward_policy() -> None:
+    torch.manual_seed(0)
+    bits = Bits(1, 4, 2)
+    network = {"embedding_dim": 4, "hidden_size": 4, "num_layers": 1, "rnn_type": "gru"}
+    model = RecurrentDiscreteSequenceModel(bits.n_actions, **network, dropout=0.0)
+    pf = RecurrentDiscretePolicyEstimator(model, bits.n_actions)
+    uniform = DiscreteUniform(bits.n_actions - 1)
+    pb = DiscretePolicyEstimator(
+        uniform, bits.n_actions, IdentityPreprocessor(4, target_dtype=torch.float), is_backward=True
+    )
+    search = ours.LocalSearchSampler(pf, pb)
+    every = torch.cartesian_prod(*[torch.arange(2)] * 4)
+    target = bits.log_reward(bits.states_from_tensor(every)).softmax(0)
+    x = every[target.multinomial(4000, replacement=True)]
+    for _ in range(3):
+        x = after_one_search(search, bits, x, back_steps=torch.tensor(2))
+    index = x @ torch.tensor([8, 4, 2, 1])
+    assert chi_square_p(torch.bincount(index, minlength=16), target) > 1e-3
+
+
+def test_the_default_of_local_search_takes_a_box() -> None:
+    search = box_search()
+    found = search.sample_trajectories(BOX, 8)
+    proposed, updated = search.local_search(BOX, found, back_ratio=0.5)
+    assert len(proposed) == len(updated) == 8
 
 
 def test_local_search_keeps_what_it_is_asked_for() -> None:

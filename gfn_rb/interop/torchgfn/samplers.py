@@ -25,7 +25,14 @@ from gfn_rb.interop.torchgfn.environment import (
     adapt_estimator,
 )
 from gfn_rb.interop.torchgfn.rows import container_of
+from gfn_rb.interop.torchgfn.searches import EstimatorProposal, after, our_rows, ours
 from gfn_rb.rollout.categorical import exploration_from
+from gfn_rb.rollout.metropolis_hastings import (
+    BackStepsRule,
+    back_steps_rule,
+    metropolis_hastings,
+    moves_back,
+)
 from gfn_rb.rollout.walk import Walk
 from gfn_rb.shapes import Bool
 
@@ -107,7 +114,8 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
     Searches are those of :class:`gfn_rb.LocalSearchSampler`: Metropolis-Hastings leaves R(x) / Z
     invariant, where torchgfn's acceptance ratio is inverted. Each loop searches around the objects
     that earlier loops accepted. Where :class:`Sampler` uses torchgfn's code, this class does, too,
-    and refuses Metropolis-Hastings.
+    and takes the densities of Metropolis-Hastings from it. Only for a recurrent backward policy,
+    whose density torchgfn does not compute, is the acceptance torchgfn's.
 
     Args:
         pf_estimator: torchgfn's forward policy estimator.
@@ -157,27 +165,33 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
 
         Raises:
             NotImplementedError: states are graphs.
-            ArgumentError: ``use_metropolis_hastings`` or ``save_estimator_outputs``, where
-                torchgfn's code samples.
+            ArgumentError: ``save_estimator_outputs``, where torchgfn's code samples.
         """
+        given = back_steps
         if back_steps is not None:
             back_ratio = None
             back_steps = torch.as_tensor(back_steps).minimum(trajectories.terminating_idx - 1)
         pf = _walk(self.estimator, env, policy_kwargs)
         pb = _walk(self.backward_sampler.estimator, env, policy_kwargs)
         if pf is None or pb is None:
-            for name, value in (
-                ("save_estimator_outputs", save_estimator_outputs),
-                ("use_metropolis_hastings", use_metropolis_hastings),
-            ):
-                if value and isinstance(env.s0, Tensor):
-                    raise ArgumentError(
-                        f"{name} must be False for {type(env).__name__} with a "
-                        f"{type(self.estimator).__name__}, which torchgfn's code samples, got True"
-                    )
-            chosen: Any = (False, save_logprobs, back_steps, back_ratio, False, debug)
-            found, _ = super().local_search(env, trajectories, *chosen, **policy_kwargs)
-            return found, found.log_rewards > trajectories.log_rewards
+            if save_estimator_outputs and isinstance(env.s0, Tensor):
+                raise ArgumentError(
+                    f"save_estimator_outputs must be False for {type(env).__name__} with a "
+                    f"{type(self.estimator).__name__}, which torchgfn's code samples, got True"
+                )
+            if isinstance(env.s0, Tensor) and self.backward_sampler.estimator.is_vectorized:
+                rule = _back_rule(given, back_ratio, len(trajectories))
+                return self._search(
+                    env, trajectories, rule, save_logprobs, use_metropolis_hastings, debug,
+                    policy_kwargs,
+                )  # fmt: skip
+            chosen: Any = (
+                False, save_logprobs, back_steps, back_ratio, use_metropolis_hastings, debug
+            )  # fmt: skip
+            found, updated = super().local_search(env, trajectories, *chosen, **policy_kwargs)
+            if not use_metropolis_hastings:
+                updated = found.log_rewards > trajectories.log_rewards
+            return found, updated
         end = trajectories.terminating_states
         start = containers.States(
             state=end.tensor,
@@ -190,6 +204,41 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
         rows, updated = search.local_search(
             pf.env, start, save_estimator_outputs, False, *chosen, **vars(pf.exploration)
         )
+        found = _container(rows, env)
+        if save_logprobs:
+            found.log_probs = get_trajectory_pfs(self.estimator, found)
+        return found, updated
+
+    def _search(
+        self,
+        env: Env,
+        trajectories: Trajectories,
+        rule: BackStepsRule,
+        save_logprobs: bool,
+        use_metropolis_hastings: bool,
+        debug: bool,
+        options: dict[str, Any],
+    ) -> tuple[Trajectories, Bool[Tensor, "n"]]:
+        """Search once by torchgfn's rollouts and densities, and accept as this package does."""
+        ends = trajectories.terminating_states
+        walked = self.backward_sampler.sample_trajectories(env, states=ends, **options)
+        old = our_rows(walked.reverse_backward_trajectories(), env)
+        moves = old.get(keys.LENGTH) - 1
+        junction = moves - moves_back(rule, moves)
+        undone = after(old, junction, env)
+        start = undone.states[0]
+        new = Sampler.sample_trajectories(self, env, states=start, **options)
+        proposal = EstimatorProposal(
+            ours(old), ours(our_rows(new, env)), junction, self.estimator,
+            self.backward_sampler.estimator, undone, new, options,
+        )  # fmt: skip
+        if use_metropolis_hastings:
+            updated = metropolis_hastings(proposal, rule, None)
+        else:
+            updated = new.log_rewards > trajectories.log_rewards
+        rows = proposal.trajectories(False, False)
+        if debug:
+            proposal.check(rows)
         found = _container(rows, env)
         if save_logprobs:
             found.log_probs = get_trajectory_pfs(self.estimator, found)
@@ -229,6 +278,12 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
             current = (row + len(found)).where(updated, current)
             found.extend(proposals)
         return found
+
+
+def _back_rule(steps: Any, ratio: float | None, n: int) -> BackStepsRule:
+    """Return how far each row goes back, never beyond the source: ways back differ in length."""
+    rule = back_steps_rule(steps, ratio, n)
+    return lambda moves: rule(moves).minimum(moves)
 
 
 def _walk(estimator: Estimator, env: Env, options: dict[str, Any], *kept: bool) -> Walk | None:
