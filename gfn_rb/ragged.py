@@ -410,6 +410,8 @@ class RaggedStorage(EncodedStorage):
         """
         try:
             content = dict(TensorDict.load_memmap(path, allow_pickle=False).items())
+        except MemoryError:
+            raise
         except Exception as error:
             raise CheckpointError(f"cannot read {path}: {shown(str(error))}") from error
         self.restore(content)

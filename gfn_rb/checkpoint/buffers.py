@@ -20,7 +20,7 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.buffer_state import held, load_part, part_state, replacing, with_members
 from gfn_rb.checkpoint.description import description_of
-from gfn_rb.codec.primitives import one_line
+from gfn_rb.codec.primitives import is_out_of_memory, one_line
 from gfn_rb.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -154,12 +154,12 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) ->
             for i, each in enumerate(saved):
                 try:
                     step(*each)
-                except MemoryError:
-                    raise
                 except CheckpointError as error:
                     member = f"buffer {i + 1} of {len(rbs)}: " if len(rbs) > 1 else ""
                     raise type(error)(one_line(f"{member}{error}")) from error
                 except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
                     raise CheckpointCorruptError(
                         f"the state of the buffer makes no sense: {one_line(error)}"
                     ) from error
@@ -282,9 +282,11 @@ def _restore(rb: ReplayBuffer, state: State, rows: Any) -> None:
 def _loading(what: str, part: Any) -> Iterator[None]:
     try:
         yield
-    except (CheckpointMismatchError, MemoryError):
+    except CheckpointMismatchError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointMismatchError(
             f"the state of the {what} does not load into {type(part).__name__}: {one_line(error)}"
         ) from error

@@ -30,7 +30,15 @@ from xxhash import xxh3_64_digest
 
 from gfn_rb.checkpoint.atomic import file_system_of, require_locks, sync_folder, try_lock, unlock
 from gfn_rb.codec.layout import MAGIC
-from gfn_rb.codec.primitives import SUM_NBYTES, Secret, from_text, one_line, opened, to_text
+from gfn_rb.codec.primitives import (
+    SUM_NBYTES,
+    Secret,
+    from_text,
+    is_out_of_memory,
+    one_line,
+    opened,
+    to_text,
+)
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointCorruptError,
@@ -216,9 +224,11 @@ class Database:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (GfnRbError, MemoryError):
+        except GfnRbError:
             raise
         except Exception as error:  # of SQLite, or of what a damaged page holds
+            if is_out_of_memory(error):
+                raise
             if "locked" in str(error):
                 raise ArgumentError(
                     f"journal must belong to one process, got {self.path}: {error}"

@@ -18,7 +18,7 @@ from gfn_rb.buffers.compact import CompactRows
 from gfn_rb.buffers.options import Environment
 from gfn_rb.buffers.statistics import ReplayStatistics
 from gfn_rb.checkpoint.allowed import ALLOWED, ELSEWHERE
-from gfn_rb.codec.primitives import one_line
+from gfn_rb.codec.primitives import is_out_of_memory, one_line
 from gfn_rb.errors import ArgumentError, CheckpointError, CheckpointMismatchError
 from gfn_rb.storages import EncodedStorage, RowTensorStorage
 
@@ -67,6 +67,8 @@ def buffer_of(states: Sequence[Any], env: Environment | None, trust: bool) -> Re
     except CheckpointError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointMismatchError(
             f"the recorded options make no buffer: {one_line(error)}"
         ) from error

@@ -33,7 +33,7 @@ from gfn_rb.checkpoint.slots import (
     used_slots,
 )
 from gfn_rb.codec.files import ValueFile, write_file
-from gfn_rb.codec.primitives import Secret, from_text, one_line
+from gfn_rb.codec.primitives import Secret, from_text, is_out_of_memory, one_line
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError, GfnRbError
 from gfn_rb.sharing import SlotState, journal_of, keep_journal
 
@@ -343,6 +343,8 @@ def restored(
     except GfnRbError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointCorruptError(
             f"{database.path} is no sound journal: it does not fit the buffer: {one_line(error)}"
         ) from error

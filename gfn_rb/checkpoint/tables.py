@@ -18,6 +18,7 @@ from torchrl.data import ReplayBuffer
 from gfn_rb.arguments import kind_of, shown
 from gfn_rb.buffers.summary import table_of as table_of
 from gfn_rb.checkpoint.atomic import published
+from gfn_rb.codec.primitives import is_out_of_memory
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD, STATE
 
@@ -121,6 +122,8 @@ def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
     except ArgumentError:
         raise
     except Exception as error:  # of files that are no tables
+        if is_out_of_memory(error):
+            raise
         reason = getattr(error, "strerror", None) or shown(str(error))
         raise ArgumentError(f"{path} cannot be read: {reason}") from error
     if len({*names}) < len(names):
@@ -137,6 +140,8 @@ def import_table(path: str | PathLike[str], env: Any) -> TensorDict:
     try:
         state = env.parse(words)
     except Exception as whole:  # of texts that are no objects
+        if is_out_of_memory(whole):
+            raise
         for i, text in enumerate(words, 1):
             try:
                 env.parse([text])

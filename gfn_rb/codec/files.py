@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gfn_rb.codec.layout import FILE, Content, Prefix, sealed_head
-from gfn_rb.codec.primitives import Secret, one_line, opened, sums_of
+from gfn_rb.codec.primitives import Secret, is_out_of_memory, one_line, opened, sums_of
 from gfn_rb.codec.values import Decoder, Encoder
 from gfn_rb.errors import (
     CheckpointCorruptError,
@@ -126,6 +126,8 @@ class ValueFile(Content):
                 f"{self.path} holds {error}, which this version of gfn_rb or torch does not know"
             ) from None
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise CheckpointCorruptError(
                 f"{self.path} is no sound checkpoint: its values make no sense: {one_line(error)}"
             ) from error

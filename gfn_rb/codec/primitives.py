@@ -95,6 +95,13 @@ def one_line(what: Exception | str) -> str:
     return line if len(line) <= 600 else f"{line[:297]} ... {line[-298:]}"
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, of which no file or message is to blame."""
+    if not isinstance(error, RuntimeError):  # which torch raises
+        return isinstance(error, MemoryError)
+    return any(words in str(error) for words in ("can't allocate memory", "out of memory"))
+
+
 def _check_depth(text: bytes) -> None:
     if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
         return

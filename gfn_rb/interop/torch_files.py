@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gfn_rb.checkpoint.atomic import published
+from gfn_rb.codec.primitives import is_out_of_memory, opened
 from gfn_rb.errors import CheckpointError
 
 
@@ -22,11 +23,19 @@ def read_torch_file(
         CheckpointError: the file is missing, damaged, or contains anything else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            # torch.save stores entries as they are. A compressed one may take any amount of memory.
-            is_plain = {each.compress_type for each in archive.infolist()} <= {zipfile.ZIP_STORED}
-        content = torch.load(path, weights_only=True, map_location=device) if is_plain else None
+        with opened(Path(path)) as stream:  # no pipe, which would have the reader wait
+            with zipfile.ZipFile(stream) as archive:
+                # torch.save stores entries as they are. A compressed one may take any memory.
+                kinds = {each.compress_type for each in archive.infolist()}
+            stream.seek(0)
+            is_plain, content = kinds <= {zipfile.ZIP_STORED}, None
+            if is_plain:
+                content = torch.load(stream, weights_only=True, map_location=device)
+    except CheckpointError:
+        raise
     except Exception as error:  # torch raises five classes of errors for damaged files
+        if is_out_of_memory(error):
+            raise
         why = str(error).partition("\n")[0]
         raise CheckpointError(f"cannot read {fspath(path)}: {why}") from error
     if not is_plain:

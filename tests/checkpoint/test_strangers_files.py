@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from contextlib import closing, suppress
 from itertools import product
@@ -35,6 +36,7 @@ from gfn_rb.checkpoint import Journal
 from gfn_rb.checkpoint.description import ALLOWED, ELSEWHERE, description_of
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.errors import CheckpointError
+from gfn_rb.interop.torch_files import read_torch_file
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.training.cli import main
 
@@ -318,3 +320,9 @@ def test_view_of_a_strangers_buffer_needs_no_place(tmp_path):
     rb.extend(objects([1, 2]))
     save_checkpoint(tmp_path / "rb", rb)
     view(open_buffer(tmp_path / "rb"), tmp_path / "page.html")
+
+
+def test_a_pipe_is_no_file_of_torch(tmp_path):
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(CheckpointError, match=r"cannot read .*pipe.pt: Is no regular file"):
+        read_torch_file(tmp_path / "pipe.pt")
