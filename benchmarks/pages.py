@@ -30,6 +30,11 @@ _RESULTS = re.compile(
 )
 
 
+_COMPARISON = re.compile(
+    r"(<!-- --8<-- \[start:comparison\] -->\n)(.*?)(<!-- --8<-- \[end:comparison\])", re.DOTALL
+)
+
+
 def main() -> None:
     """Write every page whose figures have changed."""
     for page in PAGES:
@@ -47,6 +52,7 @@ def rendered(text: str) -> str:
         return f"{match[1]}{table_of(benchmark, part, *suffix) or match[3]}{match[4]}"
 
     text = _BLOCK.sub(block, text)
+    text = _COMPARISON.sub(lambda m: f"{m[1]}{comparison()}\n{m[3]}", text)
     return _RESULTS.sub(lambda m: f"{m[1]}\n{readme_table()}\n{m[3]}", text)
 
 
@@ -121,16 +127,35 @@ def readme_table(folder: Path = RESULTS) -> str:
     return "\n".join([*head, *rows]) + "\n"
 
 
-def _learning(folder: Path) -> Sequence[str]:
-    calls, report = 16_000, read(folder / "learning_tfbind8.json")
+CALLS = 16_000
+ARMS = {"same": "no replay", "steps": "no replay, as many steps", "ours": "top, rank"}
+
+
+def comparison(folder: Path = RESULTS) -> str:
+    """Return what README.md begins with: what replay does on TFBind8, in a sentence."""
+    of = _modes_by_arm(folder)
+    found = {name: f"{mean(of[arm]):.0f}" if arm in of else "?" for name, arm in ARMS.items()}
+    return (
+        f"With replay, a GFlowNet finds {found['ours']} of the 327 modes of TFBind8 in {CALLS:,} "
+        f"reward calls. Without replay it finds {found['same']},\nand {found['steps']} if it takes "
+        "as many optimizer steps (`python -m benchmarks.learning`)."
+    )
+
+
+def _modes_by_arm(folder: Path) -> dict[str, list[float]]:
+    report = read(folder / "learning_tfbind8.json")
     of: dict[str, list[float]] = {}
     for each in report["results"] if report else ():
-        if each["reward_calls"] == calls:
+        if each["reward_calls"] == CALLS:
             of.setdefault(each["arm"], []).append(each["modes_found"])
-    arms = {"same": "no replay", "steps": "no replay, as many steps", "ours": "top, rank"}
-    cell = {name: spread(of[arm]) if arm in of else NOT_MEASURED for name, arm in arms.items()}
+    return of
+
+
+def _learning(folder: Path) -> Sequence[str]:
+    of = _modes_by_arm(folder)
+    cell = {name: spread(of[arm]) if arm in of else NOT_MEASURED for name, arm in ARMS.items()}
     return (
-        f"modes of TFBind8 after {calls:,} reward calls, {len(of.get(arms['ours'], ()))} seeds",
+        f"modes of TFBind8 after {CALLS:,} reward calls, {len(of.get(ARMS['ours'], ()))} seeds",
         f"no replay: {cell['same']}; no replay, as many optimizer steps: {cell['steps']}",
         f"**{cell['ours']}**",
         "`python -m benchmarks.learning`",

@@ -59,4 +59,4 @@ keep_start_method()  # before any module of this package imports TorchRL
 
 __getattr__, __all__ = lazy_exports(__name__)
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
