@@ -333,7 +333,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             if isinstance(error, GfnRbError):
                 raise
             as_count("batch_size", batch_size)  # TorchRL's samplers check neither of the two
-            if not len(self):
+            # By now another thread may have added rows.
+            if not len(self) or "empty storage" in str(error):
                 raise EmptyBufferError(
                     f"cannot draw {batch_size} items: the buffer is empty"
                 ) from error

@@ -248,23 +248,29 @@ class PrioritySampler(KeySampler):
             )
         if not row.shape[0]:
             return
-        stamps = compat.slot_generations(storage)
+        stamps, is_new = compat.slot_generations(storage), drawn is None
         if drawn is None or stamps is None:  # nobody knows
             drawn = now = torch.full_like(row, compat.UNKNOWN_GENERATION)
         else:
             now = stamps.index_select(0, row.to(stamps.device).clamp(0, stamps.shape[0] - 1))
         row, value, drawn, now = on_host(row, value, drawn, now)
         lowest, highest = (int(bound) for bound in row.aminmax())
+        stored = len(storage)
+        _check_rows(lowest, -1, stored)
         if lowest < 0 or self.key is not None:
             given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)
             row, value, drawn, now = row[given], value[given], drawn[given], now[given]
             if not row.shape[0]:
                 return
             highest = int(row.max())
-        _check(highest, value, storage.max_size)
+        _check_priorities(value)
         late = (drawn != compat.UNKNOWN_GENERATION) & (drawn != now)
-        if highest >= len(storage):
-            late |= row >= len(storage)
+        if highest >= stored:
+            # Rows that were drawn may have left. Others have never been there.
+            unknown = row[(row >= stored) & (drawn == compat.UNKNOWN_GENERATION)]
+            if unknown.shape[0] and not is_new:
+                _check_rows(-1, int(unknown.max()), stored)
+            late |= row >= stored
         if late.any():
             self.n_late += int(late.sum())
             row, value = row[~late], value[~late]
@@ -277,9 +283,10 @@ class PrioritySampler(KeySampler):
         # Of rows just inserted, TorchRL passes on the same tensor; of a single one, its number.
         if index is inserted or (isinstance(inserted, int) and row.tolist() == [inserted]):
             return None
-        noted = compat.attached_generations(index)
-        if noted is not None or self._drawn is None:
-            return None if noted is None else noted.reshape(-1)
+        if (noted := compat.attached_generations(index)) is not None:
+            return noted.reshape(-1)
+        if self._drawn is None:
+            return torch.full_like(row, compat.UNKNOWN_GENERATION)
         at = row.to(self._drawn.device)
         is_known = (at >= 0) & (at < self._drawn.shape[0])
         return self._drawn.index_select(0, at.where(is_known, 0)).where(
@@ -332,9 +339,15 @@ class PrioritySampler(KeySampler):
 PrioritizedSampler.register(PrioritySampler)
 
 
-def _check(highest: int, priority: Tensor, slots: int) -> None:
-    if highest >= slots:
-        raise ArgumentError(f"index must name stored items, 0 to {slots - 1}, got {highest}")
+def _check_rows(lowest: int, highest: int, stored: int) -> None:
+    if lowest < -1 or highest >= stored:
+        raise ArgumentError(
+            f"index must name stored items, 0 to {stored - 1}, or be -1 for a rejected one, got "
+            f"{lowest if lowest < -1 else highest}"
+        )
+
+
+def _check_priorities(priority: Tensor) -> None:
     low, high = (float(bound) for bound in priority.aminmax())
     if math.isnan(low):
         raise NaNError("priority is NaN: expected numbers of at least 0")

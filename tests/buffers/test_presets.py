@@ -28,7 +28,7 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
     transition_buffer,
 )
-from gfn_rb.errors import ShapeError
+from gfn_rb.errors import EmptyBufferError, ShapeError
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.writers import FIFOWriter
 
@@ -289,3 +289,20 @@ def test_reading_through_a_transform_leaves_what_is_stored(storage):
         assert sorted(rb[:]["log_reward"].tolist()) == [2.0, 4.0]
     rb.extend(objects([3], [3.0]))  # an entry more would have made the rows unlike it
     assert sorted(rb[:]["log_reward"].tolist()) == [4.0, 6.0]
+
+
+def test_a_draw_of_no_rows_is_named_so_even_if_rows_come_meanwhile(monkeypatch):
+    rb = fifo_buffer(4, batch_size=2)
+    rb.extend(rows([1.0, 2.0]))
+    rb.empty()
+    sample = type(rb.sampler).sample
+
+    def slow_sample(*args):
+        try:
+            return sample(*args)
+        finally:
+            rb.extend(rows([1.0, 2.0]))  # as another thread does
+
+    monkeypatch.setattr(type(rb.sampler), "sample", slow_sample)
+    with pytest.raises(EmptyBufferError, match="cannot draw 2 items: the buffer is empty"):
+        rb.sample()

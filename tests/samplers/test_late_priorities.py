@@ -89,11 +89,17 @@ def test_priorities_of_rows_that_a_shorter_buffer_lost_are_late(key):
 
 
 @places
-def test_a_priority_of_the_slot_behind_the_last_row_is_late(key):
+def test_a_priority_of_the_slot_behind_the_last_row_is_late_if_that_was_drawn(key):
     rb = buffer([1.0] * 5, key, capacity=8)
-    rb.update_priority(torch.tensor([5]), torch.tensor([9.0]))
-    assert rb.sampler.n_late == 1
+    for slot in (5, -2):
+        with pytest.raises(ArgumentError, match=f"stored items, 0 to 4, .* got {slot}"):
+            rb.update_priority(torch.tensor([0, slot]), torch.tensor([9.0, 9.0]))
+    assert rb.sampler.n_late == 0
     assert fits(rb, torch.full((5,), 0.2, dtype=torch.float64))
+    index = rb.sample(5)["index"]
+    rb.empty()
+    rb.update_priority(index, torch.full((5,), 9.0))
+    assert rb.sampler.n_late == 5
 
 
 # The same slot, drawn before and after it was overwritten.

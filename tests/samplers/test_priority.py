@@ -183,7 +183,12 @@ def test_state_of_the_other_kind_or_of_another_sampler_is_refused():
 @pytest.mark.parametrize(
     ("index", "priority", "error", "message"),
     [
-        ([0, 5], [1.0, 1.0], ArgumentError, "index must name stored items, 0 to 4, got 5"),
+        (
+            [0, 5],
+            [1.0, 1.0],
+            ArgumentError,
+            "index must name stored items, 0 to 4, or be -1 for a rejected one, got 5",
+        ),
         ([0, 1], [1.0, -2.0], ArgumentError, "at least 0 and finite, got -2.0 to 1.0"),
         ([0, 1], [1.0, math.inf], ArgumentError, "at least 0 and finite, got 1.0 to inf"),
         ([0, 1], [1.0, math.nan], NaNError, "priority is NaN"),
