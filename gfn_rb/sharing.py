@@ -15,8 +15,8 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.context import assert_spawning
 from multiprocessing.reduction import DupFd
 from multiprocessing.sharedctypes import SynchronizedBase
@@ -30,14 +30,13 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.forks import is_inherited, known_storages, note_storage, require_shared
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import is_laid_out
 
 _HELD, _RECORDED = range(2)  # the words at the beginning of the file
 _HEAD = mmap.PAGESIZE  # where records begin
-_NO_SLOT = torch.empty(0, dtype=torch.int64)
 _KEPT = 1 << 20  # bytes of records whose memory is kept for the next ones
 # Attributes of a storage.
-_LOCK, _JOURNAL, _STEP = "_gfn_rb_write_lock", "_gfn_rb_journal", "_gfn_rb_step"
+_LOCK, _JOURNAL, _PENDING = "_gfn_rb_write_lock", "_gfn_rb_journal", "_gfn_rb_pending"
+_TRIES = 3  # to finish a write that was interrupted before it is left to the next call
 
 
 @runtime_checkable
@@ -106,80 +105,119 @@ class _Records:
             compat.set_length(self.storage, stored)
 
 
-class _Step(_Records):
-    """A write in progress: what an exception undoes, or does again from the start.
+class PendingWrite:
+    """A write under way, which an interrupt may end anywhere, and which can be done again.
 
-    Attributes:
-        commit: what writes all that there is to write; None if slots are recorded instead.
-        slot: the slots that it overwrites.
+    Args:
+        storage: the storage that is written to.
+        slot: slots of the rows that change.
+        commit: what writes the rows, with the same effect if it is run again. None: it is known
+            later, or the rows are written already.
     """
 
-    def __init__(self, storage: Storage, writer: SlotState) -> None:
-        super().__init__(storage, writer)
-        self._is_laid_out, self._cursor = is_laid_out(storage), compat.last_cursor(storage)
-        self.commit: Callable[[], None] | None = None
-        self.slot = _NO_SLOT
-        self._records = [_Before(compat.length_of(storage), writer.counters(), _NO_SLOT, [])]
-        self._beside: list[tuple[Tensor, Int64[Tensor, "m"], Tensor]] = []
+    def __init__(
+        self,
+        storage: Storage,
+        slot: Int64[Tensor, "k"] | None = None,
+        commit: Callable[[], None] | None = None,
+    ) -> None:
+        self.storage, self._slot, self.commit = storage, slot, commit
 
-    def record(self, slot: Int64[Tensor, "*k"]) -> None:
-        """Copy the rows in slots that are about to be overwritten, with stamps and priorities."""
-        self._records.append(before := self.copied(slot))
-        samplers = [rb.sampler for rb in compat.attached_buffers(self.storage)]
-        beside = [x for s in samplers if hasattr(s, "slot_tensors") for x in s.slot_tensors()]
-        if (stamps := compat.slot_generations(self.storage)) is not None:
-            beside.append(stamps)
-        self._beside += [(each, before.slot, each[before.slot]) for each in beside]
+    def changed(self) -> Int64[Tensor, "k"] | None:
+        """Return the slots of the rows that changed, None if nothing did."""
+        return self._slot
 
-    def settle(self) -> None:
-        """Finish or undo the write, and have all that follows from the rows be worked out anew."""
-        storage, writer = self.storage, self.writer
-        if self.commit is None:
-            self.put_back(self._records)
-            for tensor, slot, rows in reversed(self._beside):
-                tensor[slot] = rows
-            if not self._is_laid_out:
-                compat.forget_layout(storage)
-            compat.set_last_cursor(storage, self._cursor)
-        else:
+    def finish(self) -> None:
+        """Write the rows if they are not written, and tell samplers of them."""
+        if self.commit is not None:
             self.commit()
-        compat.bump_mutation_revision(storage)
-        writer.roll_back(writer.counters() if self.commit else self._records[0].counters)
-        compat.mark_update(storage, self.slot)  # of which samplers were perhaps not told
+            if (lock := vars(self.storage).get(_LOCK)) is not None:
+                lock.keep()  # first: an error of samplers must not undo the write
+            self._is_written()
+            self.commit = None  # last: until then it is run again
+        slot = self.changed()
+        if slot is not None and slot.shape[0]:
+            compat.mark_update(self.storage, slot)
+
+    def _is_written(self) -> None:
+        """Note that the rows are written."""
 
 
 def one_thread(storage: Storage) -> AbstractContextManager[Any]:
-    """Return what keeps other threads from a storage; one thread may enter it several times."""
+    """Return what keeps other threads from a storage; one thread may enter it several times.
+
+    It is a lock itself: an interrupt between taking it and noting that it has to be released, as
+    a context manager written in Python has, would keep it for ever.
+    """
     buffers = compat.attached_buffers(storage)
     return compat.replay_lock(buffers[0]) if buffers else nullcontext()
 
 
-@contextmanager
-def one_write(storage: Storage, writer: SlotState) -> Iterator[None]:
-    """Have a block write to a storage in whole, or after any exception perhaps not at all.
+def one_process(storage: Storage) -> AbstractContextManager[Any]:
+    """Return what keeps other processes from a storage, and makes a block a step of its journal."""
+    journal, lock = journal_of(storage), vars(storage).get(_LOCK)
+    if journal is not None:
+        return journal
+    return nullcontext() if lock is None or lock.is_mine else lock
 
-    One thread writes at a time. Slots have to be recorded before they are overwritten, unless
-    :func:`write_whole` overwrites them.
+
+class whole_write:
+    """Have a block write to a storage in whole, whatever exception ends it.
+
+    What an interrupt leaves is carried out again: here, or if another interrupt ends that, before
+    the next use. Nothing is undone. The caller holds :func:`one_thread`.
 
     Raises:
         ArgumentError: this process was forked, and does not share the storage with its parent.
     """
-    with one_thread(storage):
-        if vars(storage).get(_STEP) is not None:  # a part of a larger write
-            yield
+
+    def __init__(self, storage: Storage, writer: SlotState) -> None:
+        self._storage, self._writer = storage, writer
+
+    def __enter__(self) -> None:
+        require_access(self._storage, self._writer)
+        settle(self._storage)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            done(self._storage)
             return
-        require_access(storage, writer)
-        step = _Step(storage, writer)
-        try:
-            setattr(storage, _STEP, step)
-            yield
-        except BaseException:
-            step.settle()
-            raise
-        finally:
-            vars(storage).pop(_STEP, None)
-            if (lock := vars(storage).get(_LOCK)) is not None:
-                lock.keep()
+        for _ in range(_TRIES - 1):
+            with suppress(BaseException):
+                settle(self._storage)
+        settle(self._storage)
+
+
+def begin(pending: PendingWrite) -> None:
+    """Note a write before it changes anything; :func:`settle` finishes it."""
+    vars(pending.storage)[_PENDING] = pending
+
+
+def write_whole(storage: Storage, slot: Int64[Tensor, "k"], commit: Callable[[], None]) -> None:
+    """Write to some slots by a call that may be run again; see :class:`PendingWrite`."""
+    record_slots(storage, slot)  # what it cannot record is not written, now or later
+    begin(pending := PendingWrite(storage, slot, commit))
+    pending.finish()
+
+
+def done(storage: Storage) -> None:
+    """Note that the write is complete."""
+    if (lock := vars(storage).get(_LOCK)) is not None:
+        lock.keep()
+    vars(storage).pop(_PENDING, None)
+
+
+def settle(storage: Storage) -> None:
+    """Finish a write that an interrupt ended, if there is one; the caller holds the lock."""
+    if (pending := vars(storage).get(_PENDING)) is not None:
+        pending.finish()
+        done(storage)
+
+
+def has_recorders(storage: Storage) -> bool:
+    """Return whether a write has to be recorded before it is carried out."""
+    state = vars(storage)
+    return _LOCK in state or _JOURNAL in state
 
 
 def require_access(storage: Storage | None, writer: SlotState | None) -> None:
@@ -234,6 +272,11 @@ class WriteLock:
             self._release()
             raise
         self._is_mine, self._words[_HELD] = True, 1
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process holds the lock."""
+        return self._is_mine and self._process == os.getpid()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Release the lock; after an error, put back what was written over."""
@@ -377,52 +420,17 @@ def keep_journal(rb: ReplayBuffer, journal: SlotJournal) -> None:
     compat.set_write_lock(rb, journal)
 
 
-@contextmanager
-def recording(storage: Storage) -> Iterator[None]:
-    """Make a block one step of the journal of a storage, under the locks of its buffers."""
-    if (journal := journal_of(storage)) is None:
-        yield
-        return
-    with ExitStack() as stack:
-        for rb in compat.attached_buffers(storage):
-            stack.enter_context(compat.replay_lock(rb))
-        stack.enter_context(journal)
-        yield
-
-
 def record_slots(storage: Storage, slot: Int64[Tensor, "*k"]) -> None:
     """Note that slots are about to be overwritten, for what is to be put back or written down."""
-    _record(storage, slot, (_LOCK, _JOURNAL, _STEP))
-
-
-def write_whole(storage: Storage, slot: Int64[Tensor, "*k"], commit: Callable[[], None]) -> None:
-    """Overwrite slots by a call that an exception runs again from the start, so that it is whole.
-
-    Unlike :func:`record_slots` this copies nothing that is overwritten.
-
-    Args:
-        storage: storage in a block of :func:`one_write`, of which nothing is recorded yet.
-        slot: slots that are overwritten.
-        commit: all of the write. It raises nothing itself, and has the same effect when it is run
-            again.
-    """
-    _record(storage, slot, (_LOCK, _JOURNAL))
-    step = vars(storage)[_STEP]
-    step.slot, step.commit = slot, commit
-    commit()
-
-
-def _record(storage: Storage, slot: Int64[Tensor, "*k"], names: tuple[str, ...]) -> None:
-    for name in names:
-        recorder = vars(storage).get(name)
-        if recorder is not None:
+    for name in (_LOCK, _JOURNAL):
+        if (recorder := vars(storage).get(name)) is not None:
             recorder.record(slot)
 
 
 def _release_locks() -> None:
     """Forget writes in progress: this child of a fork has none of the threads that hold locks."""
     for storage in known_storages():
-        vars(storage).pop(_STEP, None)
+        vars(storage).pop(_PENDING, None)
         for rb in compat.attached_buffers(storage):
             compat.set_replay_lock(rb, threading.RLock())
 

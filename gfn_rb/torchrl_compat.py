@@ -11,7 +11,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from ctypes import addressof
 from functools import wraps
+from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -164,6 +166,23 @@ def mutation_revision(storage: Storage) -> int:
 def bump_mutation_revision(storage: Storage) -> None:
     """Announce a change of rows to processes and caches (``Storage._bump_mutation_revision``)."""
     storage._bump_mutation_revision()
+
+
+def counter_addresses(storage: Storage) -> tuple[int, int] | None:
+    """Return where the length and the revision of a storage are in memory.
+
+    ``TensorStorage._len_value`` is a C int, and ``Storage._mutation_revision_value`` one of 64
+    bits; of compilable storages they are others, and the result is None.
+    """
+    length, revision = (
+        vars(storage).get(f"_{name}_value") for name in ("len", "mutation_revision")
+    )
+    if not isinstance(revision, SynchronizedBase):
+        return None
+    if not isinstance(length, SynchronizedBase):
+        len(storage)  # it makes the counter
+        length = vars(storage).get("_len_value")
+    return addressof(length.get_obj()), addressof(revision.get_obj())
 
 
 def set_length(storage: Storage, length: int) -> None:

@@ -16,9 +16,9 @@ from gfn_rb.shapes import Int64
 
 END, _ABSENT = -1, -2
 _SLOT, _CODE = range(2)  # columns of an entry
-_CODE_OF, AFTER, _BEFORE = range(3)  # columns of what is held of a slot
-_BITS = 31  # of a code
-_AHEAD = 64  # rows whose entries are read ahead
+CODE_OF, AFTER, _BEFORE = range(3)  # columns of what is held of a slot
+CODE_BITS = 31  # of a code
+AHEAD = 64  # rows whose entries are read ahead
 _LINE = 8  # integers of a line of the cache
 _RANDOM = np.random.default_rng()  # seeded by the system
 
@@ -67,17 +67,17 @@ class Objects:
             np.full((capacity, 4), _ABSENT, np.int32),
             np.full((1 << n_bits, 2), END, np.int32),
             key,
-            _BITS - n_bits,
+            CODE_BITS - n_bits,
         )
 
     def hashed(self, rows: Int64[np.ndarray, "n width"]) -> Hashed:
         """Return rows with their hashes, as other methods take them."""
         rows = np.ascontiguousarray(rows)
-        return Hashed(rows, _codes(rows.view(np.uint64), self.table.key))
+        return Hashed(rows, codes_of(rows.view(np.uint64), self.table.key))
 
     def first(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
         """Return the lowest slot of each object, -1 where there is none."""
-        return _first(*objects, self.table)
+        return first_slots(*objects, self.table)
 
     def twins(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
         """Return the position of the first row of the batch that equals each one."""
@@ -113,11 +113,12 @@ class Objects:
 
     def held_in(self, slot: Int64[np.ndarray, "n"]) -> Hashed:
         """Return copies of the objects in slots that hold one."""
-        return Hashed(self.table.rows[slot], self.table.link[slot, _CODE_OF].astype(np.int64))
+        return Hashed(self.table.rows[slot], self.table.link[slot, CODE_OF].astype(np.int64))
 
 
 @compiled
-def _codes(rows, key):
+def codes_of(rows, key):
+    """Return the codes of rows: the highest bits of their hashes."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     codes = np.empty(len(rows), np.int64)
     for i in range(len(rows)):
@@ -130,12 +131,13 @@ def _codes(rows, key):
         # The hashes of counting rows differ by a fixed number, and so would their multiples. One
         # key in ten would then leave long runs of entries.
         total ^= total >> half
-        codes[i] = np.int64((total * key[0]) >> np.uint64(64 - _BITS))
+        codes[i] = np.int64((total * key[0]) >> np.uint64(64 - CODE_BITS))
     return codes
 
 
 @compiled
-def _are_equal(a, i, b, j):
+def are_equal(a, i, b, j):
+    """Return whether a row of one array equals a row of another."""
     for k in range(a.shape[1]):  # noqa: SIM110
         if a[i, k] != b[j, k]:
             return False
@@ -150,18 +152,19 @@ def find_entry(rows, i, code, table):
     while table.entry[at, _SLOT] != END:  # it ends: half of the entries at least are free
         slot = table.entry[at, _SLOT]
         # Codes first: nearly all rows that differ do so there, without a read of the rows.
-        if table.entry[at, _CODE] == code and _are_equal(table.rows, slot, rows, i):
+        if table.entry[at, _CODE] == code and are_equal(table.rows, slot, rows, i):
             break
         at = (at + 1) & mask
     return at
 
 
 @compiled
-def _first(rows, codes, table):
+def first_slots(rows, codes, table):
+    """Return the lowest slot of each row, -1 where there is none."""
     n = len(rows)
     found = np.empty(n, np.int64)
-    for start in range(0, n, _AHEAD):
-        end = min(start + _AHEAD, n)
+    for start in range(0, n, AHEAD):
+        end = min(start + AHEAD, n)
         # These reads do not wait for each other, as those of one search do.
         for i in range(start, end):
             found[i] = table.entry[codes[i] >> table.shift, _SLOT]
@@ -196,7 +199,7 @@ def _members(rows, codes, table):
 
 @compiled
 def _twins(rows, codes, from_end):
-    size, n, shift = 1, len(rows), _BITS
+    size, n, shift = 1, len(rows), CODE_BITS
     while size < 2 * n:
         size, shift = 2 * size, shift - 1
     first = np.empty(n, np.int64)
@@ -206,7 +209,7 @@ def _twins(rows, codes, from_end):
         at = codes[i] >> shift
         while entry[at] != -1:
             other = entry[at]
-            if codes[other] == codes[i] and _are_equal(rows, other, rows, i):
+            if codes[other] == codes[i] and are_equal(rows, other, rows, i):
                 break
             at = (at + 1) & (size - 1)
         if entry[at] == -1:
@@ -217,14 +220,36 @@ def _twins(rows, codes, from_end):
 
 @compiled
 def _look_up(rows, table, code, slot, twin):  # into arrays: those returned cost a call each
-    code[:] = _codes(rows.view(np.uint64), table.key)
-    slot[:] = _first(rows, code, table)
+    code[:] = codes_of(rows.view(np.uint64), table.key)
+    slot[:] = first_slots(rows, code, table)
     twin[:] = _twins(rows, code, False)
 
 
 @compiled
-def _take_out(slot, table):
-    code, after = table.link[slot, _CODE_OF], table.link[slot, AFTER]
+def free_entry(at, table):
+    """Free an entry. Those behind it move back, unless they would then be before their place.
+
+    ::
+
+        place   2  3  4  5            a belongs to 2, b to 2, c to 4
+        entry   a  b  c  -     free a ->     b  -  c  -     c stays: 3 is before its place
+    """
+    mask, hole = len(table.entry) - 1, at
+    table.entry[at, _SLOT] = END
+    at = (at + 1) & mask
+    while table.entry[at, _SLOT] != END:
+        if ((at - (table.entry[at, _CODE] >> table.shift)) & mask) >= ((at - hole) & mask):
+            table.entry[hole, _SLOT] = table.entry[at, _SLOT]
+            table.entry[hole, _CODE] = table.entry[at, _CODE]
+            table.entry[at, _SLOT] = END
+            hole = at
+        at = (at + 1) & mask
+
+
+@compiled
+def take_out(slot, table):
+    """Take out what a slot holds, if anything."""
+    code, after = table.link[slot, CODE_OF], table.link[slot, AFTER]
     before = table.link[slot, _BEFORE]
     if before == _ABSENT:
         return
@@ -241,35 +266,27 @@ def _take_out(slot, table):
     table.entry[at, _SLOT] = after
     if after != END:
         return
-    hole = at  # entries behind it move back, unless they would then be before their place
-    at = (at + 1) & mask
-    while table.entry[at, _SLOT] != END:
-        if ((at - (table.entry[at, _CODE] >> table.shift)) & mask) >= ((at - hole) & mask):
-            table.entry[hole, _SLOT] = table.entry[at, _SLOT]
-            table.entry[hole, _CODE] = table.entry[at, _CODE]
-            table.entry[at, _SLOT] = END
-            hole = at
-        at = (at + 1) & mask
+    free_entry(at, table)
 
 
 @compiled
 def _remove(slots, table):
-    n_first = 0  # counted so that the compiler keeps the reads; see _first
-    for start in range(0, len(slots), _AHEAD):
-        end = min(start + _AHEAD, len(slots))
+    n_first = 0  # counted so that the compiler keeps the reads; see first_slots
+    for start in range(0, len(slots), AHEAD):
+        end = min(start + AHEAD, len(slots))
         for i in range(start, end):
-            code = max(table.link[slots[i], _CODE_OF], 0)
+            code = max(table.link[slots[i], CODE_OF], 0)
             n_first += table.entry[code >> table.shift, _SLOT] == slots[i]
         for i in range(start, end):
-            _take_out(slots[i], table)
+            take_out(slots[i], table)
     return n_first
 
 
 @compiled
 def _put(slots, rows, codes, table):
     total = _remove(slots, table)
-    for start in range(0, len(slots), _AHEAD):
-        end = min(start + _AHEAD, len(slots))
+    for start in range(0, len(slots), AHEAD):
+        end = min(start + AHEAD, len(slots))
         for i in range(start, end):
             total += table.entry[codes[i] >> table.shift, _SLOT] + table.link[slots[i], AFTER]
             for k in range(0, rows.shape[1], _LINE):
@@ -294,7 +311,7 @@ def file_row(slot, rows, i, code, table):
         table.link[head, AFTER] = slot
         if after != END:
             table.link[after, _BEFORE] = slot
-    table.link[slot, _CODE_OF], table.link[slot, AFTER], table.link[slot, _BEFORE] = (
+    table.link[slot, CODE_OF], table.link[slot, AFTER], table.link[slot, _BEFORE] = (
         code,
         after,
         head,

@@ -12,8 +12,11 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
+from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import name_of, require_choice
 from gfn_rb.errors import ArgumentError
+from gfn_rb.kernels import as_array
+from gfn_rb.kernels.exchange import BEST, BEST_UNLESS_STORED, NEAR, NO_SLOT, WORST
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.near.neighbours import (
     HIGHER,
@@ -25,10 +28,9 @@ from gfn_rb.numerics.near.neighbours import (
     Prepared,
 )
 from gfn_rb.shapes import Float64, Int64, Rows
-from gfn_rb.writers.eviction_order import Tie
-from gfn_rb.writers.features import Features, SyncedIndex, Unique
-from gfn_rb.writers.ordered import Written
-from gfn_rb.writers.reward import Found, RewardPrioritizedWriter
+from gfn_rb.writers.exchange import Moves, Tie
+from gfn_rb.writers.features import EqualFeatures, Features, SyncedIndex, Unique
+from gfn_rb.writers.reward import RewardPrioritizedWriter
 
 Near = Literal["replace", "reject"]
 When = Literal["always", "full"]
@@ -90,7 +92,7 @@ class DiversityWriter(RewardPrioritizedWriter):
         tensor([-1,  0, -1])
     """
 
-    _index: SyncedIndex
+    _near: SyncedIndex | None = None
 
     def __init__(
         self,
@@ -139,36 +141,62 @@ class DiversityWriter(RewardPrioritizedWriter):
     def measure(self, features: NestedKey | Callable[[TensorDictBase], Tensor] | None) -> None:
         """Measure distances between other features from now on, given as in the constructor."""
         self.features = features
-        make: partial[Any] = partial(NearRows, p=self.p, cutoff=self.cutoff_distance)
-        if self.distance is not None:
-            make = partial(AnyDistance, measure=self.distance, cutoff=self.cutoff_distance)
-        self._compare_by(SyncedIndex(Features(features), make))
+        self._near = self._exchange.objects = None
+        if self.cutoff_distance == 0 and self.distance is None and self.when == "always":
+            # Equal rows are found in the exchange itself.
+            self._exchange.objects = EqualFeatures(features)
+            self._exchange.on_duplicate = BEST if self.near == "replace" else BEST_UNLESS_STORED
+            self._exchange.duplicate = NEAR
+        elif self.cutoff_distance >= 0:
+            make: partial[Any] = partial(NearRows, p=self.p, cutoff=self.cutoff_distance)
+            if self.distance is not None:
+                make = partial(AnyDistance, measure=self.distance, cutoff=self.cutoff_distance)
+            self._near = SyncedIndex(Features(features), make)
+        else:
+            Features(features)  # which checks them
+        self._watch()
 
     # Choosing.
 
-    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Written:
-        storage, order, limit = self._storage, self._order, self._limit
-        is_full = self._stored == storage.max_size
-        if self.cutoff_distance < 0 or (self.when == "full" and not is_full):
+    def _compared(self) -> list[Features]:
+        return [*super()._compared(), *([] if self._near is None else [self._near.features])]
+
+    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Moves:
+        exchange, storage, near = self._exchange, self._storage, self._near
+        if self.cutoff_distance < 0 or near is None:
             return super()._offer(data, key, columns)
-        value = order.numbers(key)
-        order.sync(storage)
-        if is_full and not order.beats(float(value.max()), order.order.lowest):
-            return (nothing := np.zeros(0, np.int64)), nothing
-        features = columns[0] if columns else self._index.read(data)
-        self._index.sync(storage, features, order.version)
-        row = order.sort(value) if limit is not None else order.contenders(value, is_full)
-        kept, removed, prepared = self._far_apart(features, value, row)
+        is_full = compat.length_of(storage) == storage.max_size
+        if self.when == "full" and not is_full:
+            near.forget()
+            return super()._offer(data, key, columns)
+        exchange.check(key)
+        exchange.sync(storage)
+        value = np.ascontiguousarray(as_array(key), np.float64)
+        row = contenders = _ascending(value, self.tie)
+        if is_full:
+            lowest = exchange.lowest(storage)
+            beats = value[row] >= lowest if self.tie == "newest" else value[row] > lowest
+            if not beats.any():
+                near.version = None
+                return super()._offer(data, key, columns)
+            contenders = row[beats] if exchange.groups is None else row
+        features = columns[-1] if columns else near.read(data)
+        near.sync(storage, features, exchange.version)
+        kept, removed, prepared = self._far_apart(features, value, contenders)
         # Fewer rows come in than go out: there is room for the hopeless after all.
-        if len(row) < len(value) and len(kept) < len(removed):
-            row = order.sort(value)
+        if len(contenders) < len(row) and len(kept) < len(removed):
+            contenders = row
             kept, removed, prepared = self._far_apart(features, value, row)
-        self._rejected_now["near"] = len(row) - len(kept)
-        row = row[kept]
-        known = [Found(self._index, prepared, kept)]
-        if limit is not None:
-            known.append(Found(limit.synced, self._prepared(limit.synced, data, columns), row))
-        return self._compete(data, value, row, None, removed, known)
+        slot = np.full(len(value), WORST)
+        slot[contenders] = NEAR
+        slot[contenders[kept]] = NO_SLOT
+        prepared_at = np.full(len(value), -1)
+        prepared_at[contenders] = np.arange(len(contenders))
+        near.version = None  # until it has followed
+        moves = self._carry_out(data, exchange.offer(storage, data, key, columns, removed, slot))
+        chosen = tuple([column[prepared_at[moves.row]] for column in prepared])
+        near.follow(moves, chosen if len(moves.row) else None, exchange.version)
+        return moves
 
     def _far_apart(
         self,
@@ -182,14 +210,15 @@ class DiversityWriter(RewardPrioritizedWriter):
             Positions of the rows to keep, slots that give way to them, and all rows as the index
             has them.
         """
-        index, beats = self._index.index, HIGHER
+        assert self._near is not None
+        index, beats = self._near.index, HIGHER
         if self.near == "reject":
             beats = NEVER
-        elif self._order.tie == "newest":
+        elif self.tie == "newest":
             beats = NOT_LOWER
         down = row[::-1].copy()
         prepared = index.prepare(features.index_select(0, torch.from_numpy(down)))
-        kept, removed = index.choose(prepared, value[down], self._order.order.key, beats)
+        kept, removed = index.choose(prepared, value[down], self._exchange.keys, beats)
         up = np.arange(len(row))[::-1]
         return up[kept[::-1]], removed, tuple([column[up] for column in prepared])
 
@@ -201,3 +230,10 @@ class DiversityWriter(RewardPrioritizedWriter):
         measure = {"cutoff_distance": self.cutoff_distance, "p": norm}
         chosen = {"near": self.near, "when": self.when, "features": name_of(self.features)}
         return {**super()._options(), **measure, **chosen}
+
+
+def _ascending(value: Float64[np.ndarray, "n"], tie: Tie) -> Int64[np.ndarray, "n"]:
+    """Return the order in which keys ascend; of equal ones the one to keep comes last."""
+    if tie == "newest":
+        return value.argsort(kind="stable")
+    return len(value) - 1 - value[::-1].argsort(kind="stable")

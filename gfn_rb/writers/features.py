@@ -18,11 +18,10 @@ from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
-from gfn_rb.numerics.flat import equal_bits, flat_rows
+from gfn_rb.numerics.flat import equal_bits, flat_rows, on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, length_of
-from gfn_rb.writers.eviction_order import Moves
 
 _Key: TypeAlias = str | tuple[Any, ...]  # mypy takes tensordict's NestedKey for anything
 Unique: TypeAlias = _Key | Sequence[_Key] | Callable[[TensorDictBase], Tensor] | None
@@ -139,6 +138,23 @@ class ObjectColumns(Features):
         return callable(self.source) or name in read
 
 
+class EqualFeatures(Features):
+    """Turns items into rows of integers that are equal exactly where :class:`Features` are."""
+
+    def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
+        """Return one row per item."""
+        return equal_bits(super().__call__(data))
+
+
+def read_stored(features: Features, storage: Storage) -> np.ndarray:
+    """Return what all stored rows are compared by, on the host: int64 [len, d]."""
+    if isinstance(storage, EncodedStorage):
+        rows = torch.cat([on_host(features(block))[0] for block in storage.blocks()])
+    else:
+        rows = on_host(features(all_slots(storage)[: length_of(storage)]))[0]
+    return np.ascontiguousarray(rows.numpy())
+
+
 def _default(data: Rows, names: set[str]) -> Tensor:
     state = _entry(data, STATE)
     if ACTION in names and LENGTH in names:
@@ -241,7 +257,7 @@ class SyncedIndex:
             return torch.cat([self.read(rows) for rows in storage.blocks()])
         return self.read(all_slots(storage)[: length_of(storage)])
 
-    def follow(self, move: Moves, prepared: Any, version: Version | None) -> None:
+    def follow(self, move: Any, prepared: Any, version: Version | None) -> None:
         """Follow rows that were written, if any, and moved in a storage that it matched before."""
         index = self.index
         if prepared is not None:

@@ -18,10 +18,10 @@ from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import (
-    one_write,
-    record_slots,
+    one_thread,
     require_access,
     share_writes,
+    whole_write,
     write_whole,
 )
 from gfn_rb.state_folder import require_count, require_numbers
@@ -31,11 +31,12 @@ from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
     DRAWN,
     RowLayout,
-    carry_out,
     check_slots,
     copies_from,
+    copies_to,
     finish_write,
     one_batch,
+    put_rows,
 )
 
 
@@ -132,7 +133,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             raise ShapeError(f"data must have batch size [n], one entry per item, got {came}")
         if not (n := data.shape[0]):
             return torch.empty(0, dtype=torch.int64)
-        with one_write(storage, self):
+        with one_thread(storage), whole_write(storage, self):
             self._line_up()
             data = self._layout.check(data, storage)
             if not is_laid_out(storage):
@@ -142,11 +143,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             if n_over := max(n - storage.max_size, 0):
                 data, self._cursor = data[n_over:], int(slot[n_over])
                 self._write_count += n_over
-            if compat.entry_of(compat.all_slots(storage), INDEX) is not None:
-                index = self._write(data, slot[n_over:] if n_over else slot)
-            else:  # others laid the storage out
-                record_slots(storage, slot[n_over:])
-                index = super().extend(self._on_storage_device(data))
+            index = self._write(data, slot[n_over:] if n_over else slot)
         return slot.to(index.device) if n_over else index
 
     def _write(self, data: Rows, slot: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
@@ -155,16 +152,22 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         start, n, on_device = self._cursor, slot.shape[0], slot
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
-        data.set(INDEX, on_device if data.ndim == 1 else expand_right(on_device, data.shape))
-        copies = [*compat.raised_generations(storage, slot), *copies_from(storage, start, data)]
+        if compat.entry_of(compat.all_slots(storage), INDEX) is None:  # others laid it out
 
-        def commit() -> None:
-            carry_out(copies)
-            finish_write(storage, min(start + n, size), (start + n - 1) % size)
-            self._cursor, self._write_count = (start + n) % size, written + n
+            def commit() -> None:
+                self._cursor, self._write_count = start, written
+                super(FIFOWriter, self).extend(self._on_storage_device(data))
+
+        else:
+            data.set(INDEX, on_device if data.ndim == 1 else expand_right(on_device, data.shape))
+            copies = [*compat.raised_generations(storage, slot), *copies_from(storage, start, data)]
+
+            def commit() -> None:
+                put_rows(copies)
+                finish_write(storage, min(start + n, size), (start + n - 1) % size)
+                self._cursor, self._write_count = (start + n) % size, written + n
 
         write_whole(storage, slot, commit)
-        compat.mark_update(storage, on_device)
         return on_device
 
     def _lay_out(self, row: Rows) -> None:
@@ -189,14 +192,20 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         Raises:
             KeyMismatchError, ShapeError: as :meth:`extend` raises them.
         """
-        slot = torch.as_tensor(index)
-        with one_write(self._storage, self):
-            record_slots(self._storage, slot)
-            if slot.ndim:
-                checked = self._layout.check(data, self._storage)
-            else:
-                checked = self._layout.check(data.unsqueeze(0), self._storage).squeeze(0)
-            return super().write_at(index, self._on_storage_device(checked))
+        storage, slot = self._storage, torch.as_tensor(index)
+        with one_thread(storage), whole_write(storage, self):
+            rows = self._layout.check(data if slot.ndim else data.unsqueeze(0), storage)
+            at, written = slot.reshape(-1), self._write_count
+            copies = copies_to(storage, at, rows, torch.arange(len(at)))
+            copies += compat.raised_generations(storage, at)
+
+            def commit() -> None:
+                put_rows(copies)
+                finish_write(storage, int(at.max()) + 1 if len(at) else 0)
+                self._write_count = written + len(at)
+
+            write_whole(storage, at, commit)
+        return index
 
     def slot_tensors(self) -> list[Tensor]:
         """Return nothing: the counters determine the next slot."""
@@ -261,8 +270,8 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
         **options: Any,
     ) -> None:
         super().__init__(INDEX, "newest", unique, on_duplicate, **options)
-        self._order.column = EqualKeys(INDEX)
-        self._watch(self._indexes)  # the column is another one now
+        self._exchange.column = EqualKeys(INDEX)
+        self._watch()  # the column is another one now
 
     def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])

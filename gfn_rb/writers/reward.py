@@ -3,58 +3,72 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, unravel_key
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import as_keys, name_of, require_choice, require_kind
-from gfn_rb.errors import ArgumentError, ShapeError
-from gfn_rb.kernels.objects import Hashed
+from gfn_rb.arguments import (
+    as_count,
+    as_keys,
+    name_of,
+    require_choice,
+    require_flag,
+    require_key,
+    require_kind,
+)
+from gfn_rb.column import KeyColumn
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.kernels.exchange import DUPLICATE, GROUP_FULL, KEEP, NEAR, REFRESH, WORST
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
-from gfn_rb.shapes import Bool, Float64, Int64, Rows, Shaped
+from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.sharing import (
+    one_process,
     one_thread,
-    one_write,
     record_slots,
-    recording,
+    require_access,
+    share_writes,
+    whole_write,
+    write_whole,
 )
-from gfn_rb.writers.eviction_order import Tie, moves_of
-from gfn_rb.writers.features import (
-    EqualRows,
-    ObjectColumns,
-    SyncedIndex,
-    Unique,
-    require_finite,
+from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
+from gfn_rb.storages import require_rows
+from gfn_rb.writers.exchange import Moves, PendingExchange, RowExchange, Tie
+from gfn_rb.writers.features import Features, ObjectColumns, Unique, require_finite
+from gfn_rb.writers.rows import (
+    RowLayout,
+    check_number,
+    check_slots,
+    check_stored,
+    copies_to,
+    moved_rows,
+    one_batch,
+    put_rows,
+    scalar_key,
 )
-from gfn_rb.writers.ordered import REASONS, OrderedWriter, Written
-from gfn_rb.writers.rows import check_number, check_stored, one_batch, scalar_key
-
-if TYPE_CHECKING:
-    from gfn_rb.writers.group_limit import GroupLimit
 
 OnDuplicate = Literal["refresh", "keep"]
 
-_NONE = np.zeros(0, np.int64)  # slots
+# Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
+REASONS = {"duplicate": DUPLICATE, "near": NEAR, "group_full": GROUP_FULL, "worst": WORST}
+_GENERATION = "generation"  # of the state: how often each slot was written to
 
 
-class Found(NamedTuple):
-    """Offered rows as an index finds them."""
-
-    synced: SyncedIndex
-    prepared: Any
-    at: Int64[np.ndarray, "m"]  # the place of each row there
-
-
-class RewardPrioritizedWriter(OrderedWriter):
+class RewardPrioritizedWriter(StateInFolder, Writer):
     """A writer that keeps the ``capacity`` items of highest key ever offered.
 
-    A batch is merged as a whole. Its best rows replace the worst stored rows, pair by pair, as long
-    as they are better. The cost hardly depends on the capacity. TorchRL's
+    Each row of a batch that is better than the worst stored row takes its slot. One compiled call
+    decides this for the whole batch and writes the rows, so that an interrupt finds the buffer as
+    before the call or as after it. The cost hardly depends on the capacity. TorchRL's
     ``TensorDictMaxValueWriter`` instead loops over rows in Python.
 
     With ``group``, first each group keeps its ``per_group`` best rows, of those stored and those
@@ -109,21 +123,79 @@ class RewardPrioritizedWriter(OrderedWriter):
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
-        super().__init__(key, tie, largest, track_generations)
+        super().__init__()
+        require_flag("track_generations", track_generations)
+        require_key("key", key)
+        require_choice("tie", tie, ("newest", "oldest"))
+        require_flag("largest", largest)
         require_choice("on_duplicate", on_duplicate, ("refresh", "keep"))
         if (group is None) != (per_group is None):
             raise ArgumentError(
                 f"group and per_group must be given together, got {group!r:.80} and {per_group!r}"
             )
+        self.key = key
+        self.tracks_generations = track_generations
         self.unique, self.on_duplicate = as_keys(unique), on_duplicate
         self.group, self.per_group = as_keys(group), per_group
-        self._index: SyncedIndex | None = None  # rows by what tells whether they are the same
-        self._limit: GroupLimit | None = None
+        self.rejected = dict.fromkeys(REASONS, 0)
+        self._restored: dict[str, Any] | None = None  # a state, until there is a storage
+        self._layout = RowLayout()
+        self._exchange = RowExchange(KeyColumn(key), tie, largest)
         if unique is not None:
             self.identify(unique)
         if group is not None:
             self.group_by(group)
-        self._rejected_now = dict.fromkeys(REASONS, 0)  # of a batch that is being offered
+
+    def identify(self, unique: Unique) -> None:
+        """Identify objects by other entries from now on, such as the rows' compact form."""
+        self._exchange.objects = ObjectColumns(unique)
+        self._exchange.duplicate = DUPLICATE
+        self._exchange.on_duplicate = REFRESH if self.on_duplicate == "refresh" else KEEP
+        self._watch()
+
+    def group_by(self, group: Unique) -> None:
+        """Group rows by other entries from now on, such as those of the rows' compact form."""
+        self._exchange.groups = ObjectColumns(group, "group")
+        self._exchange.per_group = as_count("per_group", self.per_group)
+        self._watch()
+
+    def _compared(self) -> list[Features]:
+        """Return what rows are compared by, beside their keys."""
+        each = self._exchange.objects, self._exchange.groups
+        return [features for features in each if features is not None]
+
+    def _watch(self) -> None:
+        """Watch the entries that rows are compared by, together with the key."""
+        compared = self._compared()
+        if self._storage is not None:
+            for features in compared:
+                features.register_storage(self._storage)
+        self._exchange.column.watch_also(partial(_read_by_any, compared))
+        self._exchange.version = None
+
+    def register_storage(self, storage: Storage) -> None:
+        """Attach the storage to write to.
+
+        Args:
+            storage: one-dimensional ``TensorStorage``, one row per item.
+
+        Raises:
+            ShapeError: any other storage.
+            CheckpointMismatchError: a state was restored that holds more items.
+        """
+        require_rows(storage)
+        if self._restored is not None:
+            self._check_size(len(self._restored["rank"]), storage)
+        super().register_storage(storage)
+        if self.tracks_generations:
+            compat.track_slot_generations(storage)
+        if self._restored is not None:
+            state, self._restored = self._restored, None
+            self.load_state_dict(state)
+        for features in self._compared():
+            features.register_storage(storage)
+        if share_writes(storage, self):
+            self._exchange.share()
 
     # What TorchRL calls.
 
@@ -158,59 +230,37 @@ class RewardPrioritizedWriter(OrderedWriter):
             ArgumentError: an item identifies no object although ``unique`` is set, or a key is an
                 integer beyond 2^53.
         """
-        data, key, rows = self.checked(data)
-        n, storage, device = key.shape[0], self._storage, data.device
-        if not n:
+        data, key, columns = self.checked(data)
+        if not key.shape[0]:
             return torch.empty(0, dtype=torch.int64)
-        with one_write(storage, self):
+        storage = self._storage
+        with one_thread(storage), whole_write(storage, self):
             if not storage.initialized:
-                from gfn_rb.memmaps import lay_out  # which only the first batch needs
-
-                lay_out(storage, data[0])
-            offered, written = self._order.counters()
-            self._rejected_now = now = dict.fromkeys(REASONS, 0)
-            self._stored = compat.length_of(storage)
-            row, target = self._offer(data, key, rows)
-            self._order.count(offered + n, written + len(row))
-        if len(row) < n:
-            now["worst"] = n - len(row) - sum(now.values())
-            for reason in REASONS:
-                self.rejected[reason] += now[reason]
-        slot = torch.full((n,), -1)
-        if len(row):
-            slot.numpy()[row] = target
-        return slot if device is None else slot.to(device, non_blocking=device.type != "cpu")
+                self._lay_out(data, key)
+            slot: np.ndarray = self._offer(data, key, columns).slot.copy()
+        is_rejected = slot < 0
+        if is_rejected.any():
+            for reason, number in REASONS.items():
+                self.rejected[reason] += int(np.count_nonzero(slot == number))
+            slot[is_rejected] = -1
+        index, device = torch.from_numpy(slot), data.device
+        return index if device is None else index.to(device, non_blocking=device.type != "cpu")
 
     def checked(self, data: Rows) -> tuple[Rows, Tensor, list[Tensor]]:
-        """Return a batch as :meth:`extend` writes it, its keys, and rows of indexes on a device."""
+        """Return a batch as :meth:`extend` writes it, its keys, and what a device has to compare.
+
+        Keys have the sign by which the highest ones are kept.
+        """
         if self._storage is None:
             raise ArgumentError("writer must be attached to a buffer before rows are written")
         if isinstance(data, (list, LazyStackedTensorDict)):
             data = one_batch(data, self._storage)
-        key = self._order.signed(self._keys_of(data))
-        rows: list[Tensor] = []
+        key = self._exchange.signed(self._keys_of(data))
+        columns: list[Tensor] = []
         if not key.is_cpu:
-            key, *rows = on_host(key, *(index.features(data) for index in self._indexes))
-            rows = [require_finite(each) for each in rows]
-        return self._layout.check(data, self._storage) if key.shape[0] else data, key, rows
-
-    def identify(self, unique: Unique) -> None:
-        """Identify objects by other entries from now on, such as the rows' compact form."""
-        self._compare_by(SyncedIndex(ObjectColumns(unique), EqualRows))
-
-    def group_by(self, group: Unique) -> None:
-        """Group rows by other entries from now on, such as those of the rows' compact form."""
-        from gfn_rb.writers.group_limit import GroupLimit  # few writers need it
-
-        assert self.per_group is not None
-        self._limit = GroupLimit(group, self.per_group)
-        self._compare_by(self._index)
-
-    def _compare_by(self, index: SyncedIndex | None) -> None:
-        """Compare rows by an index, and by that of groups."""
-        self._index = index
-        indexes = [index, None if self._limit is None else self._limit.synced]
-        self._watch([each for each in indexes if each is not None])
+            key, *columns = on_host(key, *(features(data) for features in self._compared()))
+            columns = [require_finite(each) for each in columns]
+        return self._layout.check(data, self._storage) if key.shape[0] else data, key, columns
 
     # What users call.
 
@@ -229,13 +279,11 @@ class RewardPrioritizedWriter(OrderedWriter):
         Raises:
             ArgumentError: the writer has ``unique=None``.
         """
-        if self._index is None or self.unique is None:
+        if self._exchange.objects is None or self.unique is None:
             raise ArgumentError("unique must be given to find objects by, got unique=None")
-        storage = self._storage
-        self._order.sync(storage)
-        rows = self._index.read(data)
-        index = self._index.sync(storage, rows, self._order.version)
-        slot = torch.from_numpy(index.first(index.prepare(rows)))
+        storage, rows = self._storage, on_host(self._exchange.objects(data))[0]
+        with one_thread(storage):
+            slot = torch.from_numpy(self._exchange.slots_of(storage, rows.numpy()))
         compat.attach_generations(slot, storage)
         return slot
 
@@ -255,10 +303,10 @@ class RewardPrioritizedWriter(OrderedWriter):
 
         It is read from the storage, so other processes may write at the same time.
         """
-        largest = self._order.largest
+        largest = self._exchange.largest
         if self._storage is None or len(self._storage) < self._storage.max_size:
             return -math.inf if largest else math.inf
-        values = self._order.column.values(self._storage)
+        values = self._exchange.column.values(self._storage)
         return float(values.min() if largest else values.max())
 
     def update(self, index: Int64[Tensor, "m"], key: Shaped[Tensor, "m"]) -> None:
@@ -277,22 +325,18 @@ class RewardPrioritizedWriter(OrderedWriter):
         if index.shape != key.shape:
             raise ShapeError(f"index and key must have one length, got {len(index)} and {len(key)}")
         check_number(key, self.key)
-        storage = self._storage
-        with one_thread(storage):  # or other threads could remove the rows meanwhile
+        storage, column = self._storage, self._exchange.column
+        with one_thread(storage), one_process(storage), whole_write(storage, self):
             check_stored(index, len(storage))
-            order, column = self._order.sync(storage), self._order.column
-            index = index.unique() if len(index) > 1 else index
-            move, rank = moves_of(len(index), index.numpy(), len(storage)), order.tie[index.numpy()]
-            known = self._known()
-            with recording(storage), one_write(storage, self):
-                record_slots(storage, index)
-                column.write(storage, index, key)
-                self._announce(index)
-                values = self._order.signed(column.values(storage)[index]).cpu().to(torch.float64)
-                self._order.follow(storage, move, values.numpy(), rank)
-            for compared in known:
-                reads_key = compared.features.reads(unravel_key(self.key))
-                compared.version = None if reads_key else self._order.version
+            if not len(index):
+                return
+            self._exchange.sync(storage)
+            slot = index.unique() if len(index) > 1 else index
+            write_whole(storage, slot, partial(column.write, storage, index, key))
+            value = self._exchange.signed(column.values(storage)[slot])
+            is_compared = any(each.reads(unravel_key(self.key)) for each in self._compared())
+            if not is_compared:
+                self._exchange.relabel(storage, slot.numpy(), on_host(value)[0])
 
     def remove(self, index: Int64[Tensor, "m"]) -> None:
         """Remove items from the storage; items from its end take their slots.
@@ -306,145 +350,181 @@ class RewardPrioritizedWriter(OrderedWriter):
         require_kind("index", index, Tensor)
         index = index.reshape(-1).cpu().unique()
         storage = self._storage
-        with one_thread(storage):
+        with one_thread(storage), one_process(storage), whole_write(storage, self):
             check_stored(index, len(storage))
-            if not index.shape[0]:
-                return
-            self._order.sync(storage)
-            known, move = self._known(), moves_of(0, index.numpy(), len(storage))
-            overwritten = torch.from_numpy(move.slots)
-            compat.drop_prefetched(storage)
-            with recording(storage), one_write(storage, self):
-                record_slots(storage, overwritten)
-                move.close_holes(storage)
-                compat.raise_slot_generations(storage, overwritten)
-                self._announce(torch.from_numpy(move.hole))
-                self._order.follow(storage, move, np.zeros(0), move.target)
-            for compared in known:
-                compared.follow(move, None, self._order.version)
-
-    def _known(self) -> list[SyncedIndex]:
-        """Return the indexes that match the storage, as the order does."""
-        return [each for each in self._indexes if each.version == self._order.version]
+            if index.shape[0]:
+                compat.drop_prefetched(storage)
+                self._carry_out(None, self._exchange.remove(storage, index.numpy()))
 
     @property
     def tie(self) -> Tie:
         """Among equal keys, whether the "newest" or the "oldest" items are kept."""
-        return self._order.tie
+        return self._exchange.tie
 
     @property
     def largest(self) -> bool:
         """Whether items of the largest keys are kept, or of the smallest."""
-        return self._order.largest
+        return self._exchange.largest
+
+    # Writing.
+
+    def _keys_of(self, data: Rows) -> Tensor:
+        return scalar_key(data, self.key)
+
+    def _lay_out(self, data: Rows, key: Tensor) -> None:
+        """Allocate the storage for rows such as those of the first batch."""
+        from gfn_rb.memmaps import lay_out  # which only the first batch needs
+
+        check_number(self._exchange.signed(key), self.key)
+        for features in self._compared():  # what it refuses must not decide the layout
+            features(data)
+        lay_out(self._storage, data[0])
+
+    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Moves:
+        """Write what is to be kept of a batch; all decisions are made on the host."""
+        pending = self._exchange.offer(self._storage, data, key, columns)
+        return self._carry_out(data, pending)
+
+    def _carry_out(self, data: Rows | None, pending: PendingExchange) -> Moves:
+        """Write what an exchange has decided, if it has not, and tell samplers of it."""
+        moves, storage = pending.moves(), self._storage
+        if not pending.is_written:
+            record_slots(storage, written := moves.overwritten)
+            pending.commit = self._commit(data, moves, written)
+        elif len(moves.changed) or moves.length != moves.before:
+            increment_version(self._exchange.written_tensors)
+        pending.finish()
+        if moves.length > moves.before and len(moves.row) == len(moves.slot):
+            compat.set_last_cursor(storage, int(moves.target[-1]))
+        self._exchange.take_over(storage)
+        return moves
+
+    def _commit(
+        self, data: Rows | None, moves: Moves, written: Int64[Tensor, "k"]
+    ) -> Callable[[], None]:
+        """Return what writes the rows of an exchange. It may be run again after an exception."""
+        storage, exchange = self._storage, self._exchange
+        copies = [*moved_rows(storage, moves.source, moves.hole)]
+        if data is not None and len(moves.row):
+            row, target = torch.from_numpy(moves.row), torch.from_numpy(moves.target)
+            copies += copies_to(storage, target, data, row)
+        copies += compat.raised_generations(storage, written)
+        counts = exchange.counters_after(moves)
+
+        def commit() -> None:
+            exchange.count(*counts)
+            if len(written):
+                put_rows(copies)
+                exchange.write_ages(storage, moves)
+                compat.set_length(storage, moves.length)
+                compat.bump_mutation_revision(storage)
+                if moves.length < moves.before:  # or samplers would take it for some other rows
+                    compat.bump_mutation_revision(storage)
+
+        return commit
+
+    # State.
+
+    @property
+    def _write_count(self) -> int:
+        return self._exchange.counters()[1]
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        require_access(self._storage, self)
+        self._exchange.empty(self._storage, empty_write_count)
+        if empty_write_count:
+            self.rejected = dict.fromkeys(REASONS, 0)
+        if self._storage is not None:
+            compat.raise_slot_generations(self._storage)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the age of each item and the counters, which the storage does not hold."""
+        if self._restored is not None:
+            return {**self._restored}
+        state = {**self._options(), **self._exchange.state(self._storage)}
+        if self._storage is not None and self.tracks_generations:
+            state[_GENERATION] = compat.slot_generations(self._storage).clone()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. Keys are read from the storage when needed.
+
+        Args:
+            state_dict: state of a writer with the same options.
+
+        Raises:
+            CheckpointMismatchError: the state is of a writer with other options, or of a larger
+                storage.
+        """
+        expected, beside = self._options(), {_GENERATION, *self._exchange.state(None)}
+        came = {name: value for name, value in state_dict.items() if name not in beside}
+        if came.get("evict") == "worst":  # as version 0.3.0 saves it, where there was a choice
+            del came["evict"]
+        if came != expected or "rank" not in state_dict:
+            came = came if "rank" in state_dict else {}
+            raise CheckpointMismatchError(
+                f"writer state is of {listed(came)}, expected {listed(expected)}"
+            )
+        require_numbers("rank", rank := state_dict["rank"], torch.int64)
+        for name in ("offered", "written"):
+            require_count(name, state_dict[name])
+        if (known := state_dict.get(_GENERATION)) is not None:
+            require_numbers(_GENERATION, known, torch.int64)
+        if self._storage is None:
+            self._restored = {**state_dict}
+            return
+        self._check_size(rank.shape[0], self._storage)
+        check_slots(self._storage)
+        self._exchange.restore(self._storage, state_dict)
+        compat.raise_slot_generations(self._storage)  # without stamps, all rows are new ones
+        if self.tracks_generations and known is not None:
+            stamps = compat.track_slot_generations(self._storage)
+            stamps[: known.shape[0]] = known[: stamps.shape[0]]
+
+    @staticmethod
+    def _check_size(n: int, storage: Storage) -> None:
+        if n > storage.max_size:
+            raise CheckpointMismatchError(
+                f"writer state is of {n} items, expected at most {storage.max_size}"
+            )
 
     def _options(self) -> dict[str, Any]:
-        options = super()._options()
+        """Return what a state is recognised by. A callable has no name that means anything."""
+        options: dict[str, Any] = {"tie": self.tie, "largest": self.largest, "key": str(self.key)}
         if self.unique is not None:
             options |= {"unique": name_of(self.unique), "on_duplicate": self.on_duplicate}
         if self.group is not None:
             options |= {"group": name_of(self.group), "per_group": self.per_group}
         return options
 
-    # Choosing.
+    # What a lock asks for, where processes share the storage.
 
-    def _keys_of(self, data: Rows) -> Tensor:
-        return scalar_key(data, self.key)
+    def slot_tensors(self) -> list[Tensor]:
+        """Return the age of each slot."""
+        return [self._exchange.ages(self._storage)]
 
-    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Written:
-        """Write what is to be kept of a batch; all decisions are made on the host.
+    def counters(self) -> list[int]:
+        """Return the numbers of rows offered and written."""
+        return self._exchange.counters()
 
-        ``columns`` is what each index compares, if the batch was on a device.
-        """
-        storage, order, limit = self._storage, self._order, self._limit
-        by = None if self.unique is None else self._index
-        n_free = storage.max_size - self._stored
-        value = order.numbers(key)
-        if by is None and limit is None and len(value) <= n_free:
-            return self._append(data)
-        order.sync(storage)
-        is_offered = slot = objects = None
-        if by is not None:
-            objects = self._prepared(by, data, columns)
-            is_offered, slot = self._objects(by.index, objects)
-        # Rows of stored objects give up their slots, which leaves room for worse rows, too.
-        if slot is None and limit is None:
-            row = order.contenders(value, not n_free)
-        else:
-            row = order.sort(value)
-        if is_offered is not None:
-            row = row[is_offered[row]]
-        slot = None if slot is None else slot[row]
-        known = [] if by is None else [Found(by, objects, row)]
-        if limit is not None:
-            known.append(Found(limit.synced, self._prepared(limit.synced, data, columns), row))
-        return self._compete(data, value, row, slot, _NONE, known)
+    def roll_back(self, counters: list[int]) -> None:
+        """Restore what :meth:`counters` returned, and have every process read the keys anew."""
+        self._exchange.roll_back(counters, self._storage)
 
-    def _prepared(self, synced: SyncedIndex, data: Rows, columns: list[Tensor]) -> Any:
-        """Bring an index up to date, and return what it finds the rows of a batch by."""
-        rows = columns[self._indexes.index(synced)] if columns else synced.read(data)
-        return synced.sync(self._storage, rows, self._order.version).prepare(rows)
+    def __getstate__(self) -> dict[str, Any]:
+        """Make sure that a process this is sent to shares the state, rather than starts its own."""
+        if self._storage is not None:
+            self._exchange.ages(self._storage)
+        return super().__getstate__()
 
-    def _objects(
-        self, index: EqualRows, prepared: Hashed
-    ) -> tuple[Bool[np.ndarray, "n"] | None, Int64[np.ndarray, "n"] | None]:
-        """Return which rows are offered, one of each object, and the slot each takes over.
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({listed(self._options())})"
 
-        None stands for all rows, and for no slots.
-        """
-        n, slot = len(prepared.code), index.first(prepared)
-        is_offered = index.last_twins(prepared) == np.arange(n)
-        is_new = slot < 0
-        if self.on_duplicate == "keep":
-            is_offered &= is_new
-        n_offered = np.count_nonzero(is_offered)
-        self._rejected_now["duplicate"] = n - n_offered
-        takes_over = self.on_duplicate == "refresh" and not is_new.all()
-        return None if n_offered == n else is_offered, slot if takes_over else None
 
-    def _compete(
-        self,
-        data: Rows,
-        value: Float64[np.ndarray, "n"],
-        row: Int64[np.ndarray, "m"],
-        slot: Int64[np.ndarray, "m"] | None,
-        spare: Int64[np.ndarray, "s"],
-        known: list[Found],
-    ) -> Written:
-        """Write rows of a batch as far as they win a slot.
+def _read_by_any(compared: list[Features], name: NestedKey) -> bool:
+    return any(each.reads(name) for each in compared)
 
-        Args:
-            data: the batch.
-            value: its keys.
-            row: rows that are offered, in ascending order of their keys; of equal ones the one to
-                keep comes last.
-            slot: slots that the rows take over, -1 for none; None where no row does.
-            spare: slots of other rows that leave in any case.
-            known: the indexes, and where the rows are in what each finds them by.
-        """
-        order, limit, place = self._order, self._limit, np.arange(len(row))
-        if limit is not None:
-            group = known[-1].prepared.select(known[-1].at)
-            slot = np.full(len(row), -1) if slot is None else slot
-            place, slot, spare = limit.choose(order, group, value[row], slot, spare)
-            self._rejected_now["group_full"] = len(row) - len(place)
-        given_up = spare if slot is None else np.concatenate([slot[slot >= 0], spare])
-        n_free = self._storage.max_size - self._stored + len(given_up)
-        if len(place) > n_free:
-            n_lost, out = order.compete(value[row[place]], n_free, given_up)
-            place, spare = place[n_lost:], np.concatenate([spare, out]) if len(spare) else out
-            if slot is not None:
-                lost, slot = slot[:n_lost], slot[n_lost:]
-                spare = np.concatenate([spare, lost[lost >= 0]])
-        if slot is not None:  # those that take over a slot come first
-            takes_over = slot >= 0
-            spare = np.concatenate([slot[takes_over], spare])
-            others = place[~takes_over]
-            place = np.concatenate([place[takes_over], others[row[others].argsort()]])
-        elif len(place) > len(spare):  # rows are put at the end in the order of the batch
-            place = place[row[place].argsort()]
-        row = row[place]
-        chosen = [
-            (synced, tuple([column[at[place]] for column in prepared]))
-            for synced, prepared, at in known
-        ]
-        return row, self._write(data, row, value[row], spare, chosen)
+
+def listed(options: dict[str, Any]) -> str:
+    """Return options as an error names them."""
+    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "another kind"

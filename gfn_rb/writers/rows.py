@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter, eq
 from typing import Any, cast
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDictBase, is_leaf_nontensor, lazy_stack
 from torch import Tensor
@@ -184,7 +185,17 @@ def copies_from(storage: Storage, start: int, data: Rows) -> list[Copy]:
     return copies
 
 
-def carry_out(copies: list[Copy]) -> None:
+def moved_rows(storage: Storage, source: np.ndarray, hole: np.ndarray) -> Iterator[Copy]:
+    """Yield what writes stored rows into other slots."""
+    if not len(source):
+        return
+    at, to = torch.from_numpy(source), torch.from_numpy(hole)
+    for leaf in tensors_of(compat.all_slots(storage)).values():
+        here, there = (each.to(leaf.device, non_blocking=True) for each in (at, to))
+        yield leaf, there, leaf.index_select(0, here)
+
+
+def put_rows(copies: list[Copy]) -> None:
     """Write rows. It may be done again after an exception."""
     for leaf, target, rows in copies:
         if isinstance(target, slice):

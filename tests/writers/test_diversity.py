@@ -195,7 +195,7 @@ def width_of_batch(td):
     ("features", "spoil", "error", "message"),
     [
         (None, lambda b: b.set("state", b["state"] / 0), NaNError, "infinite in 2 of 2 items"),
-        (width_of_batch, lambda b: b, ShapeError, "of width 2, expected torch.float32 of width 1"),
+        (width_of_batch, lambda b: b, ShapeError, "of width 2, expected width 1"),
         (None, lambda b: b.set("log_reward", torch.full((2,), math.nan)), NaNError, "is NaN in 2"),
     ],
 )

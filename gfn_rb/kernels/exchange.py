@@ -1,0 +1,597 @@
+"""Which rows of a batch a buffer keeps, which stored rows leave, and the write itself, in one call.
+
+Python handles signals between its own lines, and a compiled call has none. An interrupt therefore
+finds the buffer as it was before the call or as it is after it.
+
+Rows are exchanged one by one. Where a group is full, its worst row leaves, else the worst row of
+all. Limits of groups and of the whole are a laminar matroid: such exchanges end with the best rows
+that fit, whatever the order of the batch, so that nothing is sorted. Objects that are offered again
+give up their slots first, or keys that fall could let rows in that were turned away before.
+
+An example, with room for two rows, one of each object::
+
+    stored      slot 0: A 5      slot 1: B 4
+    offered     A 1, C 3
+    A leaves    slot 0: -        slot 1: B 4     A takes its own slot again, whatever its key
+    A comes in  slot 0: A 1      slot 1: B 4
+    C comes in  slot 0: C 3      slot 1: B 4     the worst row is A 1: its result becomes WORST
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gfn_rb.kernels import compiled
+from gfn_rb.kernels.memory import copy_row, integers_at, prefetch, prefetch_row, set_short
+from gfn_rb.kernels.objects import (
+    AHEAD,
+    CODE_BITS,
+    CODE_OF,
+    END,
+    are_equal,
+    codes_of,
+    file_row,
+    find_entry,
+    first_slots,
+    free_entry,
+    take_out,
+)
+
+UNKNOWN = np.iinfo(np.int64).max  # age of a slot without a row, or of a row that others wrote
+NO_SLOT = -1
+# Why a row is rejected, in place of its slot: its object, a row near it, its group, or its key.
+DUPLICATE, NEAR, GROUP_FULL, WORST = -2, -3, -4, -5
+# Of rows of one object, the last of a batch takes the place of the stored one, or a stored one
+# stays; or the best of all stays, or the best of the batch unless one is stored.
+REFRESH, KEEP, BEST, BEST_UNLESS_STORED = range(4)
+NOT_COMPARED = -1  # instead of these
+# What a call returns in place of the number of rows that came in.
+NOT_A_NUMBER, ALIASED = -1, -2
+
+# Numbers of a state; of the last call, the rows that came in and those that moved, and its number.
+LENGTH, N_WORST, N_IN, N_MOVED, N_CALLS, STATE_SIZE = range(6)
+# Of a slot: its key, signed so that the worst rows have the lowest; what decides between equal
+# keys, the lowest leaving first; one more than the number of the row of the batch that it holds, 0
+# between calls; and the number of rows of its group, if it is the worst of them. A slot that was
+# never used is all zeros, which takes no memory.
+SLOT = np.dtype([("key", "f8"), ("age", "i8"), ("came", "i4"), ("size", "i4")])
+ENTRY = np.dtype([("key", "f8"), ("age", "i8"), ("slot", "i8")])  # of the heap of worst rows
+# Where a write goes to: addresses of numbers and of columns with a number per slot (of stamps 0 if
+# nobody asks); then, of each entry of the rows, the addresses of storage and batch, the bytes of a
+# row, and those of the storage.
+LENGTH_AT, REVISION_AT, COUNTS_AT, AGE_AT, STAMPS_AT, FIRST_LEAF = range(6)
+STORED_AT, CAME_AT, WIDTH, N_BYTES, LEAF_SIZE = range(5)
+# Rows of the results: the slot of each row of the batch, or why it is rejected; the rows that come
+# in; their slots, followed by those that stored rows move to; the slots of stored rows that move.
+SLOT_OF, ROW, TARGET, SOURCE, N_RESULTS = range(5)
+
+_LEAVES = -1  # in place of the row that a slot holds: the slot is given up
+_N_SAMPLE = 1024  # rows by which a threshold is chosen
+_FEWEST, _PART = 1024, 32  # worst rows that are collected at once: as many, or one in so many
+_AHEAD = 8  # rows that are read ahead
+
+
+class Slots(NamedTuple):
+    """What is known of the slots of a storage."""
+
+    held: np.ndarray  # SLOT [N]
+    worst: np.ndarray  # ENTRY [M + 1]: a heap of all rows below the threshold, which comes last
+    state: np.ndarray  # int64 [STATE_SIZE]
+
+
+class Offer(NamedTuple):
+    """A batch: its keys, and the integers that identify objects and groups."""
+
+    key: np.ndarray  # float64 [n]
+    objects: np.ndarray  # int64 [n, width], or [0, 1] where objects are not compared
+    groups: np.ndarray  # int64 [n, width], or [0, 1]
+    offered: int  # rows that were offered before
+    is_newest: bool  # whether new rows win against equal keys
+    on_duplicate: int
+    per_group: int  # 0 without groups
+    duplicate: int  # what a row is rejected as whose object stays
+    refused: float  # a key that no row may have beside NaN; NaN if all others are allowed
+
+
+def empty_slots(capacity: int) -> Slots:
+    """Return what is known of a storage without rows."""
+    held = np.zeros(capacity, SLOT)
+    worst = np.zeros(min(2 * capacity, capacity // 8 + 8192) + 2 * _N_SAMPLE, ENTRY)
+    worst[-1]["key"], worst[-1]["age"] = -np.inf, -UNKNOWN
+    return Slots(held, worst, np.zeros(STATE_SIZE, np.int64))
+
+
+# The worst rows. A heap holds every stored row that is below a threshold, worst first. An entry
+# whose slot has another key or age by now is passed over. When the heap runs empty, a sample of the
+# rows tells the next threshold, and one pass collects the rows below it. A heap that is full is
+# emptied, and the threshold is minus infinity then.
+
+
+@compiled
+def _is_worse(a, b):
+    """Return whether a row, or an entry of the heap, leaves before another."""
+    return a["key"] < b["key"] or (a["key"] == b["key"] and a["age"] < b["age"])
+
+
+@compiled
+def _set_threshold(worst, key, age):
+    worst[-1]["key"], worst[-1]["age"] = key, age
+
+
+@compiled
+def _set_entry(worst, at, key, age, slot):
+    worst[at]["key"], worst[at]["age"], worst[at]["slot"] = key, age, slot
+
+
+@compiled
+def _sink(worst, at, n):
+    """Let an entry sink until the worst of each family is on top.
+
+    A family has five entries. An example with three::
+
+         4                           2
+      2     5          ->         3     5
+    3   9                       4   9
+    """
+    key, age, slot = worst[at]["key"], worst[at]["age"], worst[at]["slot"]
+    while 4 * at + 1 < n:
+        low = 4 * at + 1
+        for child in range(low + 1, min(low + 4, n)):
+            if _is_worse(worst[child], worst[low]):
+                low = child
+        if worst[low]["key"] > key or (worst[low]["key"] == key and worst[low]["age"] >= age):
+            break
+        _set_entry(worst, at, worst[low]["key"], worst[low]["age"], worst[low]["slot"])
+        at = low
+    _set_entry(worst, at, key, age, slot)
+
+
+@compiled
+def _note(slot, slots):
+    """Take up a row among the worst ones if it is below the threshold."""
+    held, worst, at = slots.held[slot], slots.worst, slots.state[N_WORST]
+    if not _is_worse(held, worst[-1]):
+        return
+    if at == len(worst) - 1:
+        slots.state[N_WORST] = 0
+        _set_threshold(worst, -np.inf, -UNKNOWN)
+        return
+    slots.state[N_WORST] += 1
+    while at > 0:
+        up = (at - 1) >> 2
+        if not _is_worse(held, worst[up]):
+            break
+        _set_entry(worst, at, worst[up]["key"], worst[up]["age"], worst[up]["slot"])
+        at = up
+    _set_entry(worst, at, held["key"], held["age"], slot)
+
+
+@compiled
+def _quantile(entries, part):
+    """Return where the entry is that a part of all leaves before."""
+    by_age = entries["age"].copy().argsort()
+    key = entries["key"].copy()[by_age]
+    return by_age[key.argsort(kind="mergesort")[int(len(entries) * part)]]
+
+
+@compiled
+def _collect(length, slots):
+    """Fill the heap with the rows below a new threshold."""
+    held, worst, most = slots.held, slots.worst, len(slots.worst) - 1
+    _set_threshold(worst, np.inf, UNKNOWN)
+    if length + _N_SAMPLE > most:
+        n, random = 0, np.uint64(length)
+        for _ in range(_N_SAMPLE):
+            random = random * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+            slot = np.int64(random >> np.uint64(33)) % length
+            if held[slot]["age"] != UNKNOWN:
+                _set_entry(worst, n, held[slot]["key"], held[slot]["age"], slot)
+                n += 1
+        if n > 0:
+            part = max(1 / _PART, _FEWEST / length)
+            at = _quantile(worst[:n], part)
+            _set_threshold(worst, worst[at]["key"], worst[at]["age"])
+    while True:
+        n, low_key, low_age = 0, worst[-1]["key"], worst[-1]["age"]
+        for slot in range(length):
+            key, age = held[slot]["key"], held[slot]["age"]
+            if age != UNKNOWN and (key < low_key or (key == low_key and age < low_age)):
+                if n < most:
+                    _set_entry(worst, n, key, age, slot)
+                n += 1
+        if n > most:  # the sample misled
+            at = _quantile(worst[:most], 0.25)
+            _set_threshold(worst, worst[at]["key"], worst[at]["age"])
+        elif n == 0 and low_key < np.inf:  # it was the worst row of all: that one, and it alone
+            _set_threshold(worst, low_key, low_age + 1)
+        else:
+            break
+    slots.state[N_WORST] = n
+    for at in range((n - 2) >> 2, -1, -1):
+        _sink(worst, at, n)
+
+
+@compiled
+def worst_of(length, slots):
+    """Return the slot of the worst stored row, ``NO_SLOT`` where no slot holds one."""
+    state, worst = slots.state, slots.worst
+    for _ in range(2):
+        while state[N_WORST] > 0:
+            slot = worst[0]["slot"]
+            held = slots.held[slot]
+            if worst[0]["age"] == held["age"] and worst[0]["key"] == held["key"]:
+                return slot
+            last = state[N_WORST] - 1
+            _set_entry(worst, 0, worst[last]["key"], worst[last]["age"], worst[last]["slot"])
+            _sink(worst, 0, last)
+            state[N_WORST] = last
+        if length > 0:
+            _collect(length, slots)
+    return np.int64(NO_SLOT)
+
+
+# Groups. The rows of a group are a pairing heap, worst first (Fredman et al. 1986,
+# doi:10.1007/BF01840439), so that the worst one is known whatever the size of the group. The table
+# of groups has the worst slot of each; its links are those of the heap::
+#
+#     6 --child-- 8 --next-- 7        8 and 7 are children of 6, which is the worst;
+#                 `-child-- 9         prior of 8 is 6, prior of 7 is 8
+
+_CHILD, _NEXT, _PRIOR = 1, 2, 3  # columns of links
+
+
+@compiled
+def _meld(a, b, link, held):
+    """Join two heaps without neighbours, and return the worst slot."""
+    if _is_worse(held[b], held[a]):
+        a, b = b, a
+    child = np.int64(link[a, _CHILD])
+    link[b, _NEXT], link[b, _PRIOR] = child, a
+    if child != END:
+        link[child, _PRIOR] = b
+    link[a, _CHILD] = b
+    link[a, _NEXT] = link[a, _PRIOR] = END
+    return a
+
+
+@compiled
+def _meld_children(slot, link, held):
+    """Make the children of a slot one heap: two by two in their order, then from the last pair."""
+    pairs, child = np.int64(END), np.int64(link[slot, _CHILD])
+    while child != END:
+        other, after = np.int64(link[child, _NEXT]), np.int64(END)
+        link[child, _NEXT] = link[child, _PRIOR] = END
+        if other != END:
+            after = np.int64(link[other, _NEXT])
+            link[other, _NEXT] = link[other, _PRIOR] = END
+            child = _meld(child, other, link, held)
+        link[child, _NEXT] = pairs
+        pairs, child = child, after
+    root = np.int64(END)
+    while pairs != END:
+        after = np.int64(link[pairs, _NEXT])
+        link[pairs, _NEXT] = END
+        root = pairs if root == END else _meld(root, pairs, link, held)
+        pairs = after
+    return root
+
+
+@compiled
+def _join_group(slot, rows, i, code, groups, held):
+    link, at = groups.link, find_entry(rows, i, code, groups)
+    for k in range(rows.shape[1]):
+        groups.rows[slot, k] = rows[i, k]
+    link[slot, CODE_OF] = code
+    link[slot, _CHILD] = link[slot, _NEXT] = link[slot, _PRIOR] = END
+    worst = np.int64(groups.entry[at, 0])
+    if worst == END:
+        groups.entry[at, 0], groups.entry[at, 1], held[slot]["size"] = slot, code, 1
+        return
+    size = held[worst]["size"] + 1
+    worst = _meld(worst, slot, link, held)
+    groups.entry[at, 0], held[worst]["size"] = worst, size
+
+
+@compiled
+def _leave_group(slot, groups, held):
+    link = groups.link
+    at = find_entry(groups.rows, slot, np.int64(link[slot, CODE_OF]), groups)
+    worst = np.int64(groups.entry[at, 0])
+    size = held[worst]["size"] - 1
+    if slot != worst:
+        prior, after = link[slot, _PRIOR], link[slot, _NEXT]
+        if link[prior, _CHILD] == slot:
+            link[prior, _CHILD] = after
+        else:
+            link[prior, _NEXT] = after
+        if after != END:
+            link[after, _PRIOR] = prior
+    rest = _meld_children(slot, link, held)
+    if slot == worst:
+        worst = rest
+    elif rest != END:
+        worst = _meld(worst, rest, link, held)
+    if worst == END:
+        free_entry(at, groups)
+    else:
+        groups.entry[at, 0], held[worst]["size"] = worst, size
+
+
+# The exchange.
+
+
+@compiled
+def _chosen_twins(rows, codes, key, takes_last, is_newest):
+    """Return which row is chosen of those that are equal: the last one, or the best one."""
+    size, n, shift = 1, len(rows), CODE_BITS
+    while size < 2 * n:
+        size, shift = 2 * size, shift - 1
+    entry, is_chosen = np.full(size, -1, np.int32), np.ones(n, np.bool_)
+    for i in range(n):
+        at = codes[i] >> shift
+        while entry[at] != -1:
+            if codes[entry[at]] == codes[i] and are_equal(rows, entry[at], rows, i):
+                break
+            at = (at + 1) & (size - 1)
+        other = entry[at]
+        if other == -1:
+            entry[at] = i
+        elif takes_last or key[i] > key[other] or (is_newest and key[i] == key[other]):
+            is_chosen[other], entry[at] = False, i
+        else:
+            is_chosen[i] = False
+    return is_chosen
+
+
+@compiled
+def _leave(slot, slots, objects, groups, offer):
+    """Take a row out of all that is known of it; by its age, its entry in the heap is void."""
+    if offer.on_duplicate != NOT_COMPARED:
+        take_out(slot, objects)
+    if offer.per_group:
+        _leave_group(slot, groups, slots.held)
+    slots.held[slot]["age"] = UNKNOWN
+
+
+@compiled
+def exchange(offer, removed, slots, objects, groups, results, put):
+    """Let rows of a batch in, in place of worse ones, and write them.
+
+    Args:
+        offer: the batch.
+        removed: slots of rows that leave in any case, each once: int64 [m].
+        slots: what is known of the slots.
+        objects: table of the objects in them.
+        groups: table of their groups.
+        results: int64 [N_RESULTS, 2 n + m]. In the first row, -1 stands for a row that is offered,
+            and another number for one that is rejected already.
+        put: where to write; an empty array leaves the write to the caller.
+
+    Returns:
+        The number of rows that come in, or ``NOT_A_NUMBER`` or ``ALIASED``: nothing was changed.
+    """
+    key, held, n, capacity = offer.key, slots.held, len(offer.key), len(slots.held)
+    for i in range(n):
+        if np.isnan(key[i]) or key[i] == offer.refused:
+            return NOT_A_NUMBER
+    if len(put) and _aliases(put):
+        return ALIASED
+    is_unique, is_grouped = offer.on_duplicate != NOT_COMPARED, offer.per_group > 0
+    slot = results[SLOT_OF]
+    before = length = slots.state[LENGTH]
+    free, n_free = np.empty(n + len(removed), np.int64), 0
+    for s in removed:
+        _leave(s, slots, objects, groups, offer)
+        free[n_free] = s
+        n_free += 1
+    own, has_own = np.full(n, NO_SLOT), False
+    code = codes_of(offer.objects.view(np.uint64), objects.key)
+    group_code = codes_of(offer.groups.view(np.uint64), groups.key)
+    if is_unique:
+        own[:] = first_slots(offer.objects, code, objects)
+        takes_last = offer.on_duplicate == REFRESH or offer.on_duplicate == KEEP
+        is_chosen = _chosen_twins(offer.objects, code, key, takes_last, offer.is_newest)
+        for i in range(n):
+            s = own[i]
+            if s >= 0 and offer.on_duplicate != REFRESH:
+                wins = key[i] > held[s]["key"] or (offer.is_newest and key[i] == held[s]["key"])
+                is_chosen[i] &= wins and offer.on_duplicate == BEST
+            if not is_chosen[i]:
+                slot[i], own[i] = offer.duplicate, NO_SLOT
+            elif s >= 0:
+                _leave(s, slots, objects, groups, offer)
+                has_own = True
+    # Rows with a slot of their own come first: it is no other's, and not among those that leave.
+    for j in range(0 if has_own else n, 2 * n):
+        i = j if j < n else j - n
+        if slot[i] != NO_SLOT or (own[i] >= 0) != (j < n):
+            continue
+        age = offer.offered + i if offer.is_newest else -offer.offered - i
+        at, out, reason = own[i], np.int64(NO_SLOT), WORST
+        if is_grouped:
+            first = np.int64(groups.entry[find_entry(offer.groups, i, group_code[i], groups), 0])
+            if first != END and held[first]["size"] >= offer.per_group:
+                out, reason = first, GROUP_FULL
+        if out < 0 and at < 0 and n_free == 0 and length == capacity:
+            out = worst_of(length, slots)
+        if out >= 0:
+            other = held[out]
+            if other["key"] > key[i] or (other["key"] == key[i] and other["age"] > age):
+                slot[i] = reason
+                if at >= 0:
+                    free[n_free] = at
+                    n_free += 1
+                continue
+            if other["came"] > 0:
+                slot[other["came"] - 1] = reason
+                other["came"] = 0
+            _leave(out, slots, objects, groups, offer)
+            if at >= 0:
+                free[n_free] = out
+                n_free += 1
+            else:
+                at = out
+        elif at < 0:
+            if n_free > 0:
+                n_free -= 1
+                at = free[n_free]
+            else:
+                at = length
+                length += 1
+        slot[i] = at
+        held[at]["key"], held[at]["age"], held[at]["came"] = key[i], age, i + 1
+        _note(at, slots)
+        if is_unique:
+            file_row(at, offer.objects, i, code[i], objects)
+        if is_grouped:
+            _join_group(at, offer.groups, i, group_code[i], groups, held)
+    n_moved = _close_holes(free[:n_free], length, slots, objects, groups, offer, results)
+    slots.state[LENGTH], slots.state[N_MOVED] = length - n_free, n_moved
+    n_in = 0
+    for i in range(n):
+        if slot[i] >= 0:
+            results[ROW, n_in], results[TARGET, n_in] = i, slot[i]
+            held[slot[i]]["came"] = 0
+            n_in += 1
+    for j in range(n_moved):
+        results[TARGET, n_in + j] = free[j]
+    if len(put):
+        _write(n_in, before, slots, offer, results, put)
+    slots.state[N_IN] = n_in
+    slots.state[N_CALLS] += 1
+    return n_in
+
+
+@compiled
+def _close_holes(free, length, slots, objects, groups, offer, results):
+    """Move rows from the end to free slots, and return how many; their new slots come in ``free``.
+
+    Which row moves where depends on the slots alone::
+
+        slots  0  1  2  3  4                    0  1  2
+               a  -  c  -  e    length 5   ->   a  e  c    length 3
+    """
+    held, slot, n_moved, n_free = slots.held, results[SLOT_OF], 0, len(free)
+    holes, last = np.sort(free), length - n_free - 1
+    for hole in holes:
+        held[hole]["came"] = _LEAVES
+    for hole in holes:
+        if hole >= length - n_free:
+            break
+        last += 1
+        while held[last]["came"] == _LEAVES:
+            last += 1
+        row = held[last]["came"]
+        if row > 0:  # of the batch: it is written there at once
+            slot[row - 1] = hole
+        else:
+            results[SOURCE, n_moved], free[n_moved] = last, hole
+            n_moved += 1
+        key, age = held[last]["key"], held[last]["age"]
+        code, group_code = np.int64(0), np.int64(0)
+        if offer.on_duplicate != NOT_COMPARED:
+            code = np.int64(objects.link[last, CODE_OF])
+        if offer.per_group:
+            group_code = np.int64(groups.link[last, CODE_OF])
+        _leave(last, slots, objects, groups, offer)
+        held[hole]["key"], held[hole]["age"], held[hole]["came"] = key, age, row
+        held[last]["came"] = 0
+        _note(hole, slots)
+        if offer.on_duplicate != NOT_COMPARED:
+            file_row(hole, objects.rows, last, code, objects)
+        if offer.per_group:
+            _join_group(hole, groups.rows, last, group_code, groups, held)
+    for hole in holes:
+        if held[hole]["came"] == _LEAVES:
+            held[hole]["came"] = 0
+    return n_moved
+
+
+@compiled
+def _aliases(put):
+    """Return whether a batch lies in the memory of the storage that it is written to."""
+    for a in range(FIRST_LEAF, len(put), LEAF_SIZE):
+        for b in range(FIRST_LEAF, len(put), LEAF_SIZE):
+            came, stored = put[a + CAME_AT], put[b + STORED_AT]
+            if stored <= came and came < stored + put[b + N_BYTES]:
+                return True
+    return False
+
+
+@compiled
+def _write(n_in, before, slots, offer, results, put):
+    """Copy rows that move and rows that come in, count them, and announce the write."""
+    length, n_moved = slots.state[LENGTH], slots.state[N_MOVED]
+    row, target, source = results[ROW], results[TARGET], results[SOURCE]
+    n_changed = n_in + n_moved
+    for leaf in range(FIRST_LEAF, len(put), LEAF_SIZE):
+        stored, came, width = put[leaf + STORED_AT], put[leaf + CAME_AT], put[leaf + WIDTH]
+        for j in range(n_moved):
+            copy_row(stored + target[n_in + j] * width, stored + source[j] * width, width)
+        for j in range(n_in):
+            if j + _AHEAD < n_in:
+                prefetch_row(stored + target[j + _AHEAD] * width, width)
+            copy_row(stored + target[j] * width, came + row[j] * width, width)
+    age = integers_at(put[AGE_AT], len(slots.held))
+    for j in range(n_changed):
+        age[target[j]] = slots.held[target[j]]["age"]
+    for slot in range(length, before):
+        age[slot] = UNKNOWN
+    if put[STAMPS_AT]:
+        stamps = integers_at(put[STAMPS_AT], len(slots.held))
+        for j in range(n_changed):
+            stamps[target[j]] += 1
+        for slot in range(length, before):
+            stamps[slot] += 1
+    counts = integers_at(put[COUNTS_AT], 2)
+    counts[0] += len(offer.key)
+    counts[1] += n_in
+    if n_changed > 0 or length != before:
+        set_short(put[LENGTH_AT], length)
+        # Twice where rows left the end, or samplers would take it for a write to some rows.
+        integers_at(put[REVISION_AT], 1)[0] += 1 + (length < before)
+
+
+@compiled
+def hold(key, age, object_rows, group_rows, slots, objects, groups):
+    """Take up all rows of a storage, which lie in the first slots.
+
+    Args:
+        key: their keys, float64 [n].
+        age: their ages, int64 [n].
+        object_rows: what identifies their objects, int64 [n, width] or [0, 1].
+        group_rows: what identifies their groups, int64 [n, width] or [0, 1].
+        slots: as :func:`empty_slots` returns it.
+        objects: an empty table.
+        groups: an empty table.
+    """
+    for i in range(len(key)):
+        slots.held[i]["key"], slots.held[i]["age"] = key[i], age[i]
+    slots.state[LENGTH] = len(key)
+    code = codes_of(object_rows.view(np.uint64), objects.key)
+    entries = objects.entry.ctypes.data
+    for start in range(0, len(object_rows), AHEAD):
+        end = min(start + AHEAD, len(object_rows))
+        for i in range(start, end):
+            prefetch(entries + 8 * (code[i] >> objects.shift))
+        for i in range(start, end):
+            file_row(i, object_rows, i, code[i], objects)
+    group_code = codes_of(group_rows.view(np.uint64), groups.key)
+    for i in range(len(group_rows)):
+        _join_group(i, group_rows, i, group_code[i], groups, slots.held)
+
+
+@compiled
+def relabel(slot, key, slots, groups, is_grouped):
+    """Change the keys of stored rows, each slot given once."""
+    for i in range(len(slot)):
+        s, code = slot[i], np.int64(0)
+        if is_grouped:
+            code = np.int64(groups.link[s, CODE_OF])
+            _leave_group(s, groups, slots.held)
+        slots.held[s]["key"] = key[i]
+        _note(s, slots)
+        if is_grouped:
+            _join_group(s, groups.rows, s, code, groups, slots.held)
