@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gfn_rb.kernels import compiled
+from gfn_rb.kernels import borrowing, compiled
 from gfn_rb.kernels.memory import copy_row, integers_at, prefetch, prefetch_row, set_short
 from gfn_rb.kernels.objects import (
     AHEAD,
@@ -109,23 +109,23 @@ def empty_slots(capacity: int) -> Slots:
 # emptied, and the threshold is minus infinity then.
 
 
-@compiled
+@borrowing
 def _is_worse(a, b):
     """Return whether a row, or an entry of the heap, leaves before another."""
     return a["key"] < b["key"] or (a["key"] == b["key"] and a["age"] < b["age"])
 
 
-@compiled
+@borrowing
 def _set_threshold(worst, key, age):
     worst[-1]["key"], worst[-1]["age"] = key, age
 
 
-@compiled
+@borrowing
 def _set_entry(worst, at, key, age, slot):
     worst[at]["key"], worst[at]["age"], worst[at]["slot"] = key, age, slot
 
 
-@compiled
+@borrowing
 def _sink(worst, at, n):
     """Let an entry sink until the worst of each family is on top.
 
@@ -148,7 +148,7 @@ def _sink(worst, at, n):
     _set_entry(worst, at, key, age, slot)
 
 
-@compiled
+@borrowing
 def _note(slot, slots):
     """Take up a row among the worst ones if it is below the threshold."""
     held, worst, at = slots.held[slot], slots.worst, slots.state[N_WORST]
@@ -213,23 +213,30 @@ def _collect(length, slots):
         _sink(worst, at, n)
 
 
+@borrowing
+def _first_known(slots):
+    """Return the slot of the first row of the heap, ``NO_SLOT`` of none."""
+    state, worst = slots.state, slots.worst
+    while state[N_WORST] > 0:
+        slot = worst[0]["slot"]
+        held = slots.held[slot]
+        if worst[0]["age"] == held["age"] and worst[0]["key"] == held["key"]:
+            return slot
+        last = state[N_WORST] - 1
+        _set_entry(worst, 0, worst[last]["key"], worst[last]["age"], worst[last]["slot"])
+        _sink(worst, 0, last)
+        state[N_WORST] = last
+    return np.int64(NO_SLOT)
+
+
 @compiled
 def worst_of(length, slots):
     """Return the slot of the worst stored row, ``NO_SLOT`` where no slot holds one."""
-    state, worst = slots.state, slots.worst
-    for _ in range(2):
-        while state[N_WORST] > 0:
-            slot = worst[0]["slot"]
-            held = slots.held[slot]
-            if worst[0]["age"] == held["age"] and worst[0]["key"] == held["key"]:
-                return slot
-            last = state[N_WORST] - 1
-            _set_entry(worst, 0, worst[last]["key"], worst[last]["age"], worst[last]["slot"])
-            _sink(worst, 0, last)
-            state[N_WORST] = last
-        if length > 0:
-            _collect(length, slots)
-    return np.int64(NO_SLOT)
+    slot = _first_known(slots)
+    if slot == NO_SLOT and length > 0:
+        _collect(length, slots)
+        slot = _first_known(slots)
+    return slot
 
 
 # Groups. The rows of a group are a pairing heap, worst first (Fredman et al. 1986,
@@ -242,7 +249,7 @@ def worst_of(length, slots):
 _CHILD, _NEXT, _PRIOR = 1, 2, 3  # columns of links
 
 
-@compiled
+@borrowing
 def _meld(a, b, link, held):
     """Join two heaps without neighbours, and return the worst slot."""
     if _is_worse(held[b], held[a]):
@@ -256,7 +263,7 @@ def _meld(a, b, link, held):
     return a
 
 
-@compiled
+@borrowing
 def _meld_children(slot, link, held):
     """Make the children of a slot one heap: two by two in their order, then from the last pair."""
     pairs, child = np.int64(END), np.int64(link[slot, _CHILD])
@@ -278,7 +285,7 @@ def _meld_children(slot, link, held):
     return root
 
 
-@compiled
+@borrowing
 def _join_group(slot, rows, i, code, groups, held):
     link, at = groups.link, find_entry(rows, i, code, groups)
     for k in range(rows.shape[1]):
@@ -294,7 +301,7 @@ def _join_group(slot, rows, i, code, groups, held):
     groups.entry[at, 0], held[worst]["size"] = worst, size
 
 
-@compiled
+@borrowing
 def _leave_group(slot, groups, held):
     link = groups.link
     at = find_entry(groups.rows, slot, np.int64(link[slot, CODE_OF]), groups)
@@ -345,7 +352,7 @@ def _chosen_twins(rows, codes, key, takes_last, is_newest):
     return is_chosen
 
 
-@compiled
+@borrowing
 def _leave(slot, slots, objects, groups, offer):
     """Take a row out of all that is known of it; by its age, its entry in the heap is void."""
     if offer.on_duplicate != NOT_COMPARED:
@@ -404,9 +411,13 @@ def exchange(offer, removed, slots, objects, groups, results, put):
                 _leave(s, slots, objects, groups, offer)
                 has_own = True
     # Rows with a slot of their own come first: it is no other's, and not among those that leave.
+    floor = -np.inf  # a key that the worst row of a full storage is not below
     for j in range(0 if has_own else n, 2 * n):
         i = j if j < n else j - n
         if slot[i] != NO_SLOT or (own[i] >= 0) != (j < n):
+            continue
+        if key[i] < floor and own[i] < 0 and n_free == 0 and not is_grouped:
+            slot[i] = WORST
             continue
         age = offer.offered + i if offer.is_newest else -offer.offered - i
         at, out, reason = own[i], np.int64(NO_SLOT), WORST
@@ -415,7 +426,10 @@ def exchange(offer, removed, slots, objects, groups, results, put):
             if first != END and held[first]["size"] >= offer.per_group:
                 out, reason = first, GROUP_FULL
         if out < 0 and at < 0 and n_free == 0 and length == capacity:
-            out = worst_of(length, slots)
+            out = _first_known(slots)
+            if out == NO_SLOT:
+                out = worst_of(length, slots)
+            floor = held[out]["key"]
         if out >= 0:
             other = held[out]
             if other["key"] > key[i] or (other["key"] == key[i] and other["age"] > age):
@@ -509,7 +523,7 @@ def _close_holes(free, length, slots, objects, groups, offer, results):
     return n_moved
 
 
-@compiled
+@borrowing
 def _aliases(put):
     """Return whether a batch lies in the memory of the storage that it is written to."""
     for a in range(FIRST_LEAF, len(put), LEAF_SIZE):

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from gfn_rb.kernels import compiled
+from gfn_rb.kernels import borrowing, compiled
 
 IS_AVAILABLE = not numba.config.DISABLE_JIT
 _LINE = 64  # bytes of a line of the cache
@@ -79,7 +79,7 @@ _copy_64, _copy_32 = _copy_of(64), _copy_of(32)
 
 if IS_AVAILABLE:
 
-    @compiled
+    @borrowing
     def prefetch(address):  # type: ignore[no-untyped-def]
         """Read a line of memory ahead."""
         _prefetch(np.int64(address))
@@ -90,14 +90,14 @@ else:
         """Do nothing."""
 
 
-@compiled
+@borrowing
 def prefetch_row(address, width):  # type: ignore[no-untyped-def]
     """Read a row of so many bytes ahead."""
     for offset in range(0, width, _LINE):
         prefetch(address + offset)
 
 
-@compiled
+@borrowing
 def copy_row(target, source, width):  # type: ignore[no-untyped-def]
     """Copy a row of so many bytes, which does not overlap its target."""
     if width == 4:
@@ -115,7 +115,13 @@ def integers_at(address, n):  # type: ignore[no-untyped-def]
     return numba.carray(_pointer(np.int64(address)), (n,), np.int64)
 
 
-@compiled
-def set_short(address, value):  # type: ignore[no-untyped-def]
+@intrinsic
+def set_short(context: Any, address: Any, value: Any) -> Any:
     """Write an integer of 32 bits."""
-    numba.carray(_pointer(np.int64(address)), (1,), np.int32)[0] = value
+
+    def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _SHORT.as_pointer())
+        builder.store(builder.trunc(arguments[1], _SHORT), pointer)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code

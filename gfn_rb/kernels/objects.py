@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gfn_rb.kernels import compiled
+from gfn_rb.kernels import borrowing, compiled
 from gfn_rb.shapes import Int64
 
 END, _ABSENT = -1, -2
@@ -135,7 +135,7 @@ def codes_of(rows, key):
     return codes
 
 
-@compiled
+@borrowing
 def are_equal(a, i, b, j):
     """Return whether a row of one array equals a row of another."""
     for k in range(a.shape[1]):  # noqa: SIM110
@@ -144,7 +144,7 @@ def are_equal(a, i, b, j):
     return True
 
 
-@compiled
+@borrowing
 def find_entry(rows, i, code, table):
     """Return where the entry of a row is, or the free one where it would be."""
     mask = len(table.entry) - 1
@@ -225,7 +225,7 @@ def _look_up(rows, table, code, slot, twin):  # into arrays: those returned cost
     twin[:] = _twins(rows, code, False)
 
 
-@compiled
+@borrowing
 def free_entry(at, table):
     """Free an entry. Those behind it move back, unless they would then be before their place.
 
@@ -246,7 +246,7 @@ def free_entry(at, table):
         at = (at + 1) & mask
 
 
-@compiled
+@borrowing
 def take_out(slot, table):
     """Take out what a slot holds, if anything."""
     code, after = table.link[slot, CODE_OF], table.link[slot, AFTER]
@@ -296,7 +296,7 @@ def _put(slots, rows, codes, table):
     return total
 
 
-@compiled
+@borrowing
 def file_row(slot, rows, i, code, table):
     """File an empty slot under a row."""
     at = find_entry(rows, i, code, table)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gfn_rb.kernels import compiled
+from gfn_rb.kernels import borrowing, compiled
 from gfn_rb.shapes import Bool, Float64, Int64
 
 LAST_TIE = np.iinfo(np.int64).max  # of a slot that is not held
@@ -167,7 +167,7 @@ class Order:
         self._n, self._is_counted = len(merged), False
 
 
-@compiled
+@borrowing
 def _is_before(key_a, slot_a, key_b, slot_b, tie):
     if key_a != key_b:
         return key_a < key_b
@@ -176,7 +176,7 @@ def _is_before(key_a, slot_a, key_b, slot_b, tie):
     return slot_a < slot_b
 
 
-@compiled
+@borrowing
 def _is_ascending(slot, key, tie):
     for i in range(1, len(slot)):
         a, b = slot[i - 1], slot[i]
@@ -185,7 +185,7 @@ def _is_ascending(slot, key, tie):
     return True
 
 
-@compiled
+@borrowing
 def _place(key, slot, tie, blocks, start):
     """Return the last place, from one on, whose first row is not after a row."""
     low, n = start, blocks.n_used[0] - start
@@ -205,7 +205,7 @@ def _place(key, slot, tie, blocks, start):
     return low
 
 
-@compiled
+@borrowing
 def _n_before(key, slot, tie, blocks, place):
     """Return how many rows of a block are before a row."""
     block, low, n = blocks.at[place], 0, blocks.size[place]
