@@ -389,7 +389,7 @@ def exchange(offer, removed, slots, objects, groups, results, put):
     slot = results[SLOT_OF]
     before = length = slots.state[LENGTH]
     free, n_free = np.empty(n + len(removed), np.int64), 0
-    for s in removed:
+    for s in removed[::-1]:  # so that the lowest is taken first
         _leave(s, slots, objects, groups, offer)
         free[n_free] = s
         n_free += 1

@@ -60,6 +60,7 @@ OnDuplicate = Literal["refresh", "keep"]
 
 # Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
 REASONS = {"duplicate": DUPLICATE, "near": NEAR, "group_full": GROUP_FULL, "worst": WORST}
+_N_REASONS = 1 - min(REASONS.values())
 _GENERATION = "generation"  # of the state: how often each slot was written to
 
 
@@ -238,11 +239,11 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             if not storage.initialized:
                 self._lay_out(data, key)
             slot: np.ndarray = self._offer(data, key, columns).slot.copy()
-        is_rejected = slot < 0
-        if is_rejected.any():
+        if len(rejected := -slot[slot < 0]):
+            counts = np.bincount(rejected, minlength=_N_REASONS)
             for reason, number in REASONS.items():
-                self.rejected[reason] += int(np.count_nonzero(slot == number))
-            slot[is_rejected] = -1
+                self.rejected[reason] += int(counts[-number])
+            np.maximum(slot, -1, out=slot)
         index, device = torch.from_numpy(slot), data.device
         return index if device is None else index.to(device, non_blocking=device.type != "cpu")
 
