@@ -39,10 +39,9 @@ def borrowing(loop: Callable[..., Any]) -> Any:
     """
     if numba.config.DISABLE_JIT:
         return np.errstate(over="ignore")(loop)
-    try:
-        return numba.njit(cache=True, nogil=True, _nrt=False)(loop)
-    except RuntimeError:
-        return numba.njit(nogil=True, _nrt=False)(loop)
+    dispatcher = numba.njit(nogil=True, _nrt=False)(loop)
+    keep_compiled(dispatcher)
+    return dispatcher
 
 
 def as_array(values: Float[Tensor, "n"]) -> Float[np.ndarray, "n"]:

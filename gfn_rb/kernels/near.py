@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from gfn_rb.kernels import compiled
+from gfn_rb.kernels import borrowing, compiled
 from gfn_rb.kernels.objects import AFTER, END, file_row, find_entry
 
 _RELATIVE = 1e-9  # what rounding may do to a distance, relative to it, and more
 
 
-@compiled
+@borrowing
 def distance(a, i, b, j, p, most):
     """Return how far two rows lie apart, or infinity where that is more than ``most``.
 
@@ -64,9 +64,8 @@ def distances(a, b, p):
 
 
 @compiled
-def nearest(rows, pivots, p):
-    """Return the nearest pivot of each row, and how far it is."""
-    number, radius = np.zeros(len(rows), np.int64), np.empty(len(rows))
+def nearest(rows, pivots, p, number, radius):
+    """Write the number of the nearest pivot of each row, and how far it is, into arrays."""
     for i in range(len(rows)):
         closest = math.inf
         for j in range(len(pivots)):
@@ -74,10 +73,9 @@ def nearest(rows, pivots, p):
             if apart < closest:
                 number[i], closest = j, apart
         radius[i] = closest
-    return number, radius
 
 
-@compiled
+@borrowing
 def _is_near(rows, i, others, slot, p, cutoff, reach, radius, slack):
     if abs(reach - radius[slot]) > slack + _RELATIVE * reach:  # the triangle inequality
         return False
@@ -97,7 +95,8 @@ def choose(
     key), is gone.
 
     Returns:
-        The rows that are kept, and the slots that are gone.
+        The number of rows that are kept, these rows, and the slots that are gone, as one array: a
+        loop that returns several turns an interrupt into a SystemError.
     """
     n_filed = len(filed.code) // max(len(rows), 1)
     chosen, n_chosen = np.empty(len(rows), np.int64), 0
@@ -143,4 +142,8 @@ def choose(
         n_chosen += 1
     for i in range(n_replaced):
         gone[replaced[i]] = False
-    return chosen[:n_chosen], np.sort(replaced[:n_replaced])
+    found = np.empty(1 + n_chosen + n_replaced, np.int64)
+    found[0] = n_chosen
+    found[1 : 1 + n_chosen] = chosen[:n_chosen]
+    found[1 + n_chosen :] = np.sort(replaced[:n_replaced])
+    return found

@@ -97,7 +97,8 @@ class Objects:
 
     def members(self, objects: Hashed) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "n"]]:
         """Return the slots of each object, one object after the other, and how many each has."""
-        return _members(*objects, self.table)
+        size = np.zeros(len(objects.code), np.int64)
+        return _members(*objects, self.table, size), size
 
     def put(self, slot: Int64[np.ndarray, "n"], objects: tuple[np.ndarray, np.ndarray]) -> None:
         """Put objects into slots, each once, in place of what these hold."""
@@ -180,9 +181,9 @@ def first_slots(rows, codes, table):
 
 
 @compiled
-def _members(rows, codes, table):
+def _members(rows, codes, table, size):
     n = len(codes)
-    first, size = np.empty(n, np.int64), np.zeros(n, np.int64)
+    first = np.empty(n, np.int64)
     for i in range(n):
         slot = first[i] = table.entry[find_entry(rows, i, codes[i], table), _SLOT]
         while slot != END:
@@ -194,7 +195,7 @@ def _members(rows, codes, table):
         while slot != END:
             found[end] = slot
             slot, end = table.link[slot, AFTER], end + 1
-    return found, size
+    return found
 
 
 @compiled

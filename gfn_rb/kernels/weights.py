@@ -150,7 +150,8 @@ class Weights:
         uniform = torch.rand(n, dtype=torch.float64, generator=generator).numpy()
         log_mass = self._log_mass()
         arrays = self._log_weight, self._mass, self._start
-        row, log_prob = _draw(uniform, *arrays, self._origin, log_mass)
+        row, log_prob = np.empty(n, np.int64), np.empty(n, np.float32)
+        _draw(uniform, *arrays, self._origin, log_mass, row, log_prob)
         return torch.from_numpy(row), torch.from_numpy(log_prob)
 
     def draw_distinct(
@@ -192,11 +193,13 @@ class Weights:
         uniform = torch.rand(3 * n + n_waits, dtype=torch.float64, generator=generator).numpy()
         arrays = self._log_weight, self._mass, self._lowest, self._start
         place, wait = uniform[: 3 * n], uniform[3 * n :]
-        row, score, log_prob = _distinct(
-            place, wait, without, last, n, *arrays, self._origin, log_mass
+        row, score, log_prob = np.empty(n, np.int64), np.zeros(n), np.empty(n, np.float32)
+        drawn = _distinct(
+            place, wait, without, last, *arrays, self._origin, log_mass, row, score, log_prob
         )
-        if len(row) == n:
+        if drawn == n:
             return row, score, log_prob
+        row, score, log_prob = row[:drawn], score[:drawn], log_prob[:drawn]
         # The masses that are left are too small to be added up.
         weight = self._log_weight.copy()
         weight[row] = weight[without] = -math.inf
@@ -297,27 +300,30 @@ def _find(uniform, node, mass, start):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _draw(uniform, log_weight, mass, start, origin, log_mass):  # type: ignore[no-untyped-def]
-    """Return rows drawn with replacement, and the log-probability of each."""
-    row, log_prob = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
+def _draw(  # type: ignore[no-untyped-def]
+    uniform, log_weight, mass, start, origin, log_mass, row, log_prob
+):
+    """Write rows drawn with replacement, and the log-probability of each, into arrays."""
     _find(uniform, row, mass, start)
     for i in range(len(row)):
         log_prob[i] = float(log_weight[row[i]]) - origin - log_mass
-    return row, log_prob
 
 
 @compiled
 def _distinct(  # type: ignore[no-untyped-def]
-    uniform, wait, without, last, n, log_weight, mass, lowest, start, origin, log_mass
-):
-    """Draw n different rows until the mass that is left is too small; return scores and log p, too.
+    uniform, wait, without, last, log_weight, mass, lowest, start, origin, log_mass, row, score,
+    log_prob,
+):  # fmt: skip
+    """Draw different rows until arrays are full or the mass that is left is too small.
+
+    The arrays take the rows, their scores, which are zero without ``wait``, and log p. The result
+    is the number of rows.
 
     A trial that finds a row drawn before is void. Trials come in rounds; after each round, the rows
     that were found again are taken out of the tree, so that they cost no further trials. A drawn
     row has the negative of its mass until the batch is complete, one that was taken out has zero.
     """
-    row, score, log_prob = np.empty(n, np.int64), np.zeros(n), np.empty(n, np.float32)
-    n_without = len(without)
+    n, n_without = len(row), len(without)
     # Rows that are taken out, at first those to leave out, and the masses to restore.
     out, kept_out = np.empty(n + n_without, np.int64), np.empty(n_without)
     for i in range(n_without):
@@ -357,19 +363,34 @@ def _distinct(  # type: ignore[no-untyped-def]
     for i in range(n_without):
         mass[without[i]] = kept_out[i]
     _add_up(out[:n_out], log_weight, mass, lowest, start)
-    return row[:n_drawn], score[:n_drawn], log_prob[:n_drawn]
+    return n_drawn
 
 
 @compiled
-def merged_draws(row, score, log_prob, size, log_share, n):  # type: ignore[no-untyped-def]
-    """Return part, row and log p of the n largest scores of several parts, largest first.
+def merged_draws(  # type: ignore[no-untyped-def]
+    row, score, log_prob, size, log_share, part, drawn, joint, is_open
+):
+    """Write part, row and log p of the largest scores of several parts, largest first.
 
     Rows come part after part, each in descending order. Scores and log p become those of all parts
-    together. The last result is whether further rows of a part might be among the largest.
+    together. As many are drawn as the arrays take, or as there are.
+
+    Args:
+        row: rows of all parts, int64 [m].
+        score: their scores, [m].
+        log_prob: their log p within their part, [m].
+        size: number of rows of each part, [k].
+        log_share: log of the mass of each part, of that of all, [k].
+        part: for the part of each draw, int64 [n].
+        drawn: for its row, int64 [n].
+        joint: for its log p, float32 [n].
+        is_open: whether further rows of a part might be among the largest, bool [k].
+
+    Returns:
+        The number of draws.
     """
-    end, n_drawn = size.cumsum(), min(n, len(row))
-    at, part, drawn = end - size, np.empty(n_drawn, np.int64), np.empty(n_drawn, np.int64)
-    joint = np.empty(n_drawn, np.float32)
+    end, n = size.cumsum(), len(part)
+    at, n_drawn = end - size, min(n, len(row))
     for i in range(n_drawn):
         best, highest = -1, -np.inf
         for j in range(len(size)):
@@ -377,10 +398,10 @@ def merged_draws(row, score, log_prob, size, log_share, n):  # type: ignore[no-u
                 best, highest = j, score[at[j]] + log_share[j]
         part[i], drawn[i], joint[i] = best, row[at[best]], log_prob[at[best]] + log_share[best]
         at[best] += 1
-    is_open = at == end
+    is_open[:] = at == end
     if n_drawn == n:
-        is_open[part[-1]] = False  # it has the lowest of those scores
-    return part, drawn, joint, is_open
+        is_open[part[n - 1]] = False  # it has the lowest of those scores
+    return n_drawn
 
 
 @compiled

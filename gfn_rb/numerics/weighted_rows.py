@@ -237,10 +237,12 @@ class WeightedUnion:
         while True:
             size = np.array([len(row) for row, *_ in found])
             arrays = map(np.concatenate, zip(*found, strict=True))
-            *draws, is_open = merged_draws(*arrays, size, log_share.numpy(), n)
+            draws = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.float32)
+            is_open = np.empty(len(size), np.bool_)
+            m = merged_draws(*arrays, size, log_share.numpy(), *draws, is_open)
             short = [i for i in np.flatnonzero(is_open) if size[i] == asked[i] < most[i]]
             if not short:
-                part, row, log_prob = map(torch.from_numpy, draws)
+                part, row, log_prob = (torch.from_numpy(each[:m]) for each in draws)
                 return part, row, log_prob, len(row) == n
             for i in short:
                 row, score, _ = found[i]

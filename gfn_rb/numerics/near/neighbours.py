@@ -78,11 +78,20 @@ class NearRows:
         if self._n_groups:
             keys = self._groups(equal_bits(rows).numpy())
         else:
-            number, radius = near.nearest(values, self._pivots, self.p)
-            keys = number[:, None]
+            if self.length + len(rows) >= max(_FEWEST, 2 * self._chosen_for):
+                self._choose_pivots(values)
+            keys = self._nearest(values, radius)[:, None]
         hashed = self._filed.hashed(keys)
         n, g = len(rows), max(self._n_groups, 1)
         return values, radius, hashed.rows.reshape(n, g, keys.shape[1]), hashed.code.reshape(n, g)
+
+    def _nearest(
+        self, values: np.ndarray, radius: Float64[np.ndarray, "n"]
+    ) -> Int64[np.ndarray, "n"]:
+        """Return the number of the pivot nearest to each row, and write how far it is."""
+        number = np.zeros(len(values), np.int64)
+        near.nearest(values, self._pivots, self.p, number, radius)
+        return number
 
     def _values(self, rows: Shaped[Tensor, "n d"]) -> np.ndarray:
         """Return rows as float64 or int64, which distances are measured between."""
@@ -130,11 +139,12 @@ class NearRows:
         else:
             start, probe, reach = self._probes(rows, radius, slack)
         peers = Objects(n * g, self._filed.width, self._filed.table.key).table
-        return near.choose(
+        found: np.ndarray = near.choose(
             rows, radius, key, filed, start, probe, reach, peers,
             self.rows, self._radius, stored_key, self._filed.table, self._gone, beats, self.p,
             self.cutoff, slack,
         )  # fmt: skip
+        return found[1 : 1 + found[0]], found[1 + found[0] :]
 
     def _probes(
         self, rows: np.ndarray, radius: Float64[np.ndarray, "n"], slack: float
@@ -157,9 +167,6 @@ class NearRows:
         self.length = max(self.length, int(slot.max(initial=-1)) + 1)
         rows, radius, keys, codes = prepared
         self.rows[slot], self._radius[slot] = rows, radius
-        if not self._n_groups and self.length >= max(_FEWEST, 2 * self._chosen_for):
-            self._choose_pivots()
-            return
         g = max(self._n_groups, 1)
         entry = (slot[:, None] * g + np.arange(g)).reshape(-1)
         self._filed.put(entry, Hashed(keys.reshape(len(entry), keys.shape[2]), codes.reshape(-1)))
@@ -179,19 +186,23 @@ class NearRows:
         if not length:
             self._pivots, self._chosen_for = np.zeros_like(self.rows[:1]), 0
 
-    def _choose_pivots(self) -> None:
-        """Choose pivots, and file all rows under them."""
-        rows, n = self.rows[: self.length], self.length
-        self._chosen_for = n
-        sample = np.ascontiguousarray(rows[:: max(1, n // _SAMPLE)])
-        chosen = np.zeros(min(2 * math.isqrt(n), _MOST_PIVOTS), np.int64)
+    def _choose_pivots(self, offered: np.ndarray) -> None:
+        """Choose pivots among the rows that are held and offered, and file the former under them.
+
+        Before a batch is compared, or a first batch of n rows would have one pivot and n^2 pairs.
+        """
+        n = self.length
+        rows = np.concatenate([self.rows[:n], offered])
+        self._chosen_for = len(rows)
+        sample = np.ascontiguousarray(rows[:: max(1, len(rows) // _SAMPLE)])
+        chosen = np.zeros(min(2 * math.isqrt(len(rows)), _MOST_PIVOTS), np.int64)
         apart = near.distances(sample[:1], sample, self.p)[0]
         for k in range(1, len(chosen)):
             chosen[k] = apart.argmax()
             farthest = sample[chosen[k] : chosen[k] + 1]
             np.minimum(apart, near.distances(farthest, sample, self.p)[0], out=apart)
         self._pivots = sample[chosen]
-        number, self._radius[:n] = near.nearest(rows, self._pivots, self.p)
+        number = self._nearest(self.rows[:n], self._radius[:n])
         self._filed.put(np.arange(n), self._filed.hashed(number[:, None]))
 
 

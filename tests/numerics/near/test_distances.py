@@ -17,7 +17,9 @@ def test_distances_worked_out_by_hand(p, expected, dtype):
     a, b = np.array([[3, 0, 9]]).astype(dtype), np.array([[0, 4, 9]]).astype(dtype)
     assert distances(a, b, float(p)) == pytest.approx(expected, rel=1e-12)
     assert distances(a, a, float(p)) == 0.0
-    assert nearest(a, np.concatenate([b, a]), float(p)) == (1, 0.0)
+    number, radius = np.zeros(1, np.int64), np.ones(1)
+    nearest(a, np.concatenate([b, a]), float(p), number, radius)
+    assert (number[0], radius[0]) == (1, 0.0)
 
 
 def test_the_largest_difference_and_large_numbers():
