@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from gfn_rb.kernels import compiled
 from gfn_rb.kernels.order import LAST_TIE, Order
 
 KEYS = st.one_of(
@@ -90,13 +89,3 @@ def test_rows_that_come_in_ascending_and_descending_order() -> None:
             order.put(slot, key, slot)
             plain.rows.update(zip(slot.tolist(), zip(key, slot, strict=True), strict=True))
         check(order, plain)
-
-
-def test_loops_are_compiled_without_a_folder_that_can_be_written_to(monkeypatch) -> None:
-    def njit(cache: bool = False, nogil: bool = False):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return lambda loop: ("compiled", loop, nogil)
-
-    monkeypatch.setattr("numba.njit", njit)
-    assert compiled(len) == ("compiled", len, True)
