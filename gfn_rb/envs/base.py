@@ -273,9 +273,15 @@ class GFNEnv(TorchRLInterface):
     def fixed_conditions(self, n: int) -> ConditionBatch | None:
         """Return ``n`` conditions, always the same, that span the law of ``sample_condition``.
 
-        Metrics use them. None if the environment has no conditions.
+        Metrics use them. None if the environment has no conditions. By default they are drawn with
+        a fixed seed.
         """
-        return None
+        if self.condition_shape is None:
+            return None
+        device = self.source_state.device
+        with torch.random.fork_rng(devices=[]):  # for methods that do not use the generator
+            torch.manual_seed(0)
+            return self.sample_condition(n, torch.Generator(device).manual_seed(0))
 
     def encode_condition(self, condition: ConditionBatch) -> Float[Tensor, "n encoded"]:
         """Return a network's float32 input for each condition, as wide as it has elements."""
@@ -339,8 +345,12 @@ class GFNEnv(TorchRLInterface):
         """Return the quality of terminating states, on the scale that their field reports.
 
         It orders states as log R does, without exponent, lower limit or condition. By default it
-        is R(x). Arguments are those of :meth:`modes_reached`.
+        is R(x), where rewards depend on a condition under the first of :meth:`fixed_conditions`.
+        Arguments are those of :meth:`modes_reached`.
         """
+        condition = self.fixed_conditions(1)
+        if condition is not None:
+            log_reward = self.log_reward(state, condition.expand(len(state), *condition.shape[1:]))
         return (self.log_reward(state) if log_reward is None else log_reward).exp()
 
     def check_state(self, state: Tensor, name: str = "state") -> None:

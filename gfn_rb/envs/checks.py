@@ -81,7 +81,13 @@ def check_same(
 
 
 class QuickLaws(ABC):
-    """Laws of every ``GFNEnv`` that are quick to check on random walks, the same at each call."""
+    """Laws of every ``GFNEnv`` that are quick to check on random walks, the same at each call.
+
+    Attributes:
+        n_walks: number of random walks.
+        every_state_terminates: True if the exit action must be legal in every state, False if it
+            must be illegal in some, None to check neither. A subclass may set it.
+    """
 
     n_walks = 64
     every_state_terminates: bool | None = None
@@ -173,6 +179,25 @@ class QuickLaws(ABC):
                 left = env.is_sink(step(state, dummy))
                 check_same(f"is_sink({step.__name__})", left, True, state, dummy)
 
+    def test_conditions_have_their_shape(self) -> None:
+        """``sample_condition`` and ``fixed_conditions`` have ``condition_shape`` and repeat."""
+        env, generator = self.env, torch.Generator()
+        for draw in (
+            lambda: env.fixed_conditions(3),
+            lambda: env.sample_condition(3, generator.manual_seed(3)),
+        ):
+            condition = draw()
+            if env.condition_shape is None:
+                check_same("condition", condition, None)
+                continue
+            assert condition is not None, (
+                f"sample_condition is None, expected shape {[3, *env.condition_shape]}"
+            )
+            check_same("the shape of conditions", condition.shape, (3, *env.condition_shape))
+            check_same("condition", draw(), condition)
+            code = env.encode_condition(condition)
+            check_same("encode_condition", code, code.view(3, -1).float())
+
     def test_exit_leads_to_sink(self) -> None:
         """The exit action leads to the sink from some visited states."""
         env, state = self.env, self.terminating
@@ -182,7 +207,7 @@ class QuickLaws(ABC):
         check_same("is_sink(forward_step)", left, True, state, action)
 
     def test_exit_is_legal_where_it_should_be(self) -> None:
-        """The exit action is legal in terminating states alone."""
+        """The exit action is legal where ``every_state_terminates`` says."""
         state = self.visited
         legal = self.env.forward_mask(state)[:, self.env.exit_action]
         what = "the exit action in forward_mask"

@@ -93,22 +93,6 @@ class GFNEnvConformance(QuickLaws):
         found = there.log_reward(state.to(device), moved).cpu()
         assert_close(found, self.env.log_reward(state, condition))
 
-    def test_conditions_have_their_shape(self) -> None:
-        """Conditions, drawn and fixed, have ``condition_shape`` and repeat."""
-        env, generator = self.env, torch.Generator()
-        for draw in (
-            lambda: env.fixed_conditions(3),
-            lambda: env.sample_condition(3, generator.manual_seed(3)),
-        ):
-            condition = draw()
-            if env.condition_shape is None:
-                check_same("condition", condition, None)
-                continue
-            check_same("the shape of conditions", condition.shape, (3, *env.condition_shape))
-            check_same("condition", draw(), condition)
-            code = env.encode_condition(condition)
-            check_same("encode_condition", code, code.view(3, -1).float())
-
     def test_scores_order_states_as_rewards_do(self) -> None:
         """In the order of ``score``, with or without log R, states never fall in reward."""
         env, state = self.env, self.terminating

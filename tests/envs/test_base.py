@@ -39,6 +39,9 @@ def test_what_counts_where_an_environment_says_nothing() -> None:
     assert env.n_modes == 0
     assert env.modes_reached(torch.tensor([1, 2])).tolist() == []
     torch.testing.assert_close(env.score(torch.tensor([0, 3])), torch.tensor([0.0, 3.0]))
+    fixed = GFNEnv.fixed_conditions(env, 3)  # as many as it draws, always the same
+    assert fixed.equal(GFNEnv.fixed_conditions(env, 3))
+    env.condition_shape = None
     assert GFNEnv.fixed_conditions(env, 3) is None
     code = GFNEnv.encode_condition(env, torch.tensor([[[1, 2]], [[3, 4]]]))
     assert code.equal(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))

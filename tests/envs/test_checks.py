@@ -15,6 +15,8 @@ from gfn_rb.envs import (
     check_env,
 )
 from gfn_rb.errors import ArgumentError
+from gfn_rb.policies import ConditionalLogZ, ForwardPolicy
+from gfn_rb.training.metrics import ExactFit
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def exit_anywhere(mask, state):
         (breaking("backward_mask", every_move, DeceptiveGrid, (2, 6)),
          "ends in the source",
          "for state [-2, 0]"),
-        (breaking("forward_mask", exit_anywhere, TFBind8, ()), "in terminating states alone",
+        (breaking("forward_mask", exit_anywhere, TFBind8, ()), "where ``every_state_terminates`` says",
          "is True, expected False, for state [-1, "),
         (breaking("describe", lambda words, *_: words[1:]), "and ``describe``",
          "the number of texts of describe(state) is "),
@@ -95,3 +97,43 @@ def test_a_broken_promise_is_told_in_one_line(env, promise, found):
 def test_an_exit_that_is_legal_as_often_as_is_said_passes():
     check_env(HyperGrid(2, 5), every_state_terminates=True)
     check_env(TFBind8(), every_state_terminates=False)
+
+
+class Weighted(HyperGrid):
+    """Log-rewards are multiplied by a condition."""
+
+    condition_shape = torch.Size([1])
+
+    def log_reward(self, state, condition=None):
+        return self.checked_condition(condition, len(state))[:, 0] * super().log_reward(state)
+
+
+class Drawn(Weighted):
+    def sample_condition(self, n, generator=None):
+        return torch.rand(n, 1)  # not by the generator, as first attempts are written
+
+
+class Seeded(Weighted):
+    def sample_condition(self, n, generator=None):
+        return torch.rand(n, 1, generator=generator)
+
+
+def test_conditions_are_checked() -> None:
+    with pytest.raises(ArgumentError, match="sample_condition is None, expected shape"):
+        check_env(Weighted(2, 4))
+    with pytest.raises(ArgumentError, match=r"``sample_condition`` .* repeat"):
+        check_env(Drawn(2, 4))
+    check_env(Seeded(2, 4))
+
+
+def test_conditional_environments_have_fixed_conditions_and_scores() -> None:
+    for env in (Seeded(2, 4), Drawn(2, 4)):
+        fixed = env.fixed_conditions(3)
+        assert fixed.shape == (3, 1)
+        assert fixed.equal(env.fixed_conditions(3))
+        state = env.terminating_states()
+        first = env.fixed_conditions(1).expand(len(state), 1)
+        assert env.score(state).equal(env.log_reward(state, first).exp())
+        policy = ForwardPolicy(env)
+        fit = ExactFit(env, policy, ConditionalLogZ(env))
+        assert 0 < fit.columns()["total_variation"] < 1

@@ -114,18 +114,6 @@ class TorchGFNEnv(EnumerableEnv):
             torch.manual_seed(int(seed))
             return self.inner.sample_conditions((n,))
 
-    def fixed_conditions(self, n: int) -> ConditionBatch | None:
-        """Return ``n`` conditions drawn by torchgfn with a fixed seed."""
-        generator = torch.Generator(self.source_state.device).manual_seed(0)
-        return self.sample_condition(n, generator)
-
-    def score(self, state: StateBatch, log_reward: Floats | None = None) -> Floats:
-        """Return R(x); under the first of the fixed conditions where there are any."""
-        condition = self.fixed_conditions(1)
-        if condition is None:
-            return super().score(state, log_reward)
-        return self.log_reward(state, condition.expand(len(state), *condition.shape[1:])).exp()
-
     def fingerprint(self, state: StateBatch) -> Integers:
         """Hash states. Floats are hashed by their bits, which a sum would round away."""
         if state.is_floating_point():
