@@ -7,9 +7,10 @@ package, the versions, and the processor. Each file of the folder has one loop f
 starts with a checksum, and is published by one rename. Processes that write the same file write
 the same content. Whatever cannot be read is compiled, and what cannot be written is not kept.
 
-Read in numba 0.61.0 and 0.68.1: ``Dispatcher._cache``, of which ``Dispatcher.compile`` calls
-``load_overload`` and ``save_overload`` under the lock of the compiler; ``CompileResult._reduce``
-and ``_rebuild``; ``serialize.dumps``; ``magic_tuple`` of the code generator.
+Read in numba 0.61.0 and 0.68.1: ``Dispatcher.compile``, by which calls and callers compile;
+``Dispatcher._cache``, of which it calls ``load_overload`` and ``save_overload`` under the lock of
+the compiler; ``CompileResult._reduce`` and ``_rebuild``; ``serialize.dumps``; ``magic_tuple`` of
+the code generator.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import os
 import pickle
 import shutil
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -47,8 +50,32 @@ _used = set[Path]()  # folders
 
 
 def keep_compiled(dispatcher: Any) -> None:
-    """Have the machine code of a loop outlive this process."""
+    """Have the machine code of a loop outlive this process, and no interrupt end its making."""
     dispatcher._cache = LoopCache(dispatcher.py_func)
+    dispatcher.compile = _uninterrupted(dispatcher.compile)
+
+
+def _uninterrupted(compile_: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Have another thread compile, because an interrupt amid that may leave numba unusable.
+
+    Python interrupts the main thread alone. The other one then goes on until it is done.
+    """
+
+    def compile_beside(signature: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return compile_(signature)
+        result: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                result.set_result(compile_(signature))
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=work, name="gfn_rb compiler").start()
+        return result.result()
+
+    return compile_beside
 
 
 def _digest_of_sources() -> str | None:
