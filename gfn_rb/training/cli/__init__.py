@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -83,6 +84,8 @@ def _attempt(arguments: Sequence[str] | None) -> int:
         hint = "pip install '.[train]' in a clone of gfn_rb"
         return _complain(f"{error.name} is not installed: {hint}", _FAILURE)
     except KeyboardInterrupt:
+        if arguments is None:  # the process ends, and another Ctrl-C would print a traceback
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         return _complain("interrupted", _INTERRUPTED)
     except Exception as error:
         if isinstance(error, MemoryError) or "memory" in str(error):  # torch raises RuntimeError

@@ -17,7 +17,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import copy
 from dataclasses import fields, make_dataclass, replace
 from difflib import get_close_matches
@@ -169,7 +169,7 @@ _HELP = "-h", "--help"
 def parse(arguments: Sequence[str] | None) -> Callable[[], int]:
     """Return what runs the command that a command line asks for, and returns the exit status."""
     name, *words = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
-    if name in _HELP:
+    if name in ("", *_HELP):
         title = "usage: gfn-rb COMMAND [OPTIONS]\n\nReplay for GFlowNets.\n\ncommands:"
         end = "gfn-rb COMMAND --help shows its options, and gfn-rb --version the version."
         return partial(_print_summaries, title, COMMANDS, end)
@@ -242,12 +242,13 @@ def _with_main_options(kind: type[TrainConfig]) -> type[TrainConfig]:
 
 def _parsed(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """Return what tyro makes of words; raise in one line what it would print in a box."""
-    said = io.StringIO()
+    said, shown = io.StringIO(), io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(said), redirect_stdout(shown):
             return tyro.cli(kind, prog=prog, args=words, **options)
     except SystemExit as end:
         if not end.code:  # after --help
+            print(plain_help(shown.getvalue()), end="")
             raise
     _, *lines = (line.strip("╭╮╰╯│─ ") for line in said.getvalue().splitlines())
     lines = [line for line in lines if line.strip("-")]  # rules are dashes where output is piped
@@ -264,6 +265,23 @@ def _parsed(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     names = get_close_matches(text.split(" ")[2].rstrip(","), dict.fromkeys(names), 2)
     hint = f": did you mean {' or '.join(names)}?" if names else f": see {prog} --help"
     raise ArgumentError(f"{text}{hint}")
+
+
+_PLAIN = ((r"\[\[(\w+) \[\1 \.\.\.\]\]\]", r"\1 [\1 ...]"), (r"\{None\}\|(\S+)", r"\1"))
+_NO_DEFAULT = re.compile(r" ?\(default: (None)?\)")
+
+
+def plain_help(text: str) -> str:
+    """Return the help that tyro prints, with values as people write them."""
+    usage, gap, rest = _NO_DEFAULT.sub("", text).partition("\n\n")
+    for pattern, value in _PLAIN:
+        usage = re.sub(pattern, value, usage)
+        rest = re.sub(pattern, partial(_of_same_width, value), rest)  # columns stay
+    return "\n".join(line.rstrip() for line in f"{usage}{gap}{rest}".split("\n"))
+
+
+def _of_same_width(value: str, match: re.Match[str]) -> str:
+    return match.expand(value).ljust(len(match[0]))
 
 
 def _chosen(config: TrainConfig, words: Sequence[str]) -> TrainConfig:

@@ -117,7 +117,7 @@ class Meetings:
         modes = "|".join(str(n) for n in (counts.modes_found, *(o["modes"] for o in self._others)))
         calls = counts.calls + sum(each["calls"] for each in self._others)
         of_all = f" of {n_modes}" if n_modes else ""
-        return f"modes {modes}{of_all}, {calls:,} reward calls, loss {loss:.3f}"
+        return f"loss {loss:.3f}, modes {modes}{of_all}, {calls:,} reward calls"
 
 
 # By name, the percentile of a manager's baseline; None for the running mean.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 import signal
 import sys
@@ -28,6 +29,7 @@ from gfn_rb.training.trainer import FLOW, Row, Trainer
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 _LINE = "{n_fmt}/{total_fmt} steps [{elapsed}<{remaining}, {rate_fmt}]{postfix}"
 _BAR = "{percentage:3.0f}%|{bar}| " + _LINE
+_NARROW, _BESIDE = 120, "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"  # columns
 
 
 def check_installed(logger: str) -> None:
@@ -62,7 +64,8 @@ def progress(
 ) -> Iterator[Callable[[float], None]]:
     """Show progress on stderr, a bar or lines; yield what takes the loss of each step."""
     is_terminal = sys.stderr.isatty()
-    shape: dict[str, Any] = {"dynamic_ncols": True, "bar_format": _BAR}
+    is_narrow = shutil.get_terminal_size().columns < _NARROW
+    shape: dict[str, Any] = {"dynamic_ncols": True, "bar_format": _BESIDE if is_narrow else _BAR}
     if not is_terminal:  # the delay is that of the first line, which says nothing
         shape = {"bar_format": _LINE, "file": _Lines(), "mininterval": LINE_EVERY, "delay": 1e-9}
     steps = {"total": trainer.config.steps, "initial": trainer.steps_done, "unit": "step"}
@@ -84,9 +87,10 @@ def describe_progress(trainer: Trainer, loss: float) -> str:
     discovery, n_modes = trainer.discovery, trainer.env.n_modes
     modes = f"{discovery.modes_found}/{n_modes}" if n_modes else f"{discovery.modes_found:,}"
     best = "" if trainer.fit.method else f", best 100 {discovery.top_score:.3f}"
+    # A narrow terminal cuts the end.
     return (
-        f"modes {modes}, {discovery.calls:,} reward calls{best}, loss {loss:.3f}, "
-        f"log Z {trainer.log_z:.2f}"
+        f"loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {modes}, "
+        f"{discovery.calls:,} reward calls{best}"
     )
 
 
@@ -133,12 +137,16 @@ logger = logging.getLogger(__name__)
 
 
 class StopSignals:
-    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT acts at once."""
+    """Turns the first SIGINT or SIGTERM into a request to stop; a second one interrupts at once.
+
+    A third ends the process, whatever it is doing.
+    """
 
     _signals = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._is_second = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopSignals:
@@ -155,7 +163,10 @@ class StopSignals:
         self.received = self.received or signal.SIGTERM
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_second:
+            os._exit(128 + number)
         if self.received is not None:
+            self._is_second = True
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
 
@@ -236,7 +247,18 @@ def run_training(
     def is_stopped() -> bool:
         return stop.received is not None if stops is None else stops()
 
-    with progress(trainer, describe, disable=folder.rank > 0) as advance:
+    @contextmanager
+    def told_what_is_saved() -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            if folder.rank == 0:
+                what = "nothing is saved" if saved is None else f"step {saved:,} is saved"
+                how = f"; continue with: {folder.how_to_resume()}"
+                print(f"interrupted: {what}{how}", file=sys.stderr, flush=True)
+            raise
+
+    with told_what_is_saved(), progress(trainer, describe, disable=folder.rank > 0) as advance:
         while trainer.steps_done < config.steps and not is_stopped():
             advance(trainer.step())
             if config.is_measured(trainer.steps_done):
@@ -247,7 +269,8 @@ def run_training(
             if trainer.steps_done % config.checkpoint_every == 0 and not is_last:
                 with written():
                     save()
-    save()
+    with told_what_is_saved():
+        save()
     if is_stopped():
         if folder.rank == 0:
             done = f"stopped after {trainer.steps_done:,} steps, which are saved"

@@ -243,7 +243,7 @@ def test_help_explains_every_option(env, capsys):
     assert caught.value.code == 0
     out = capsys.readouterr().out
     groups = ["draw", "keep", "search", "teacher", "metrics", "managers", "feed"]
-    assert re.findall(r" ([\w-]+) options [^\w]{3}", out) == groups  # each has a box of its own
+    assert re.findall(r" ([\w-]+) options\s+-{3}", out) == groups  # each has a rule of its own
     out = " ".join(out.replace("│", "").split())
     assert "--replay-ratio FLOAT Replayed items per fresh one" in out
     for option in flat(CONFIGS[env]().to_dict()).keys() - {"env", "format"}:
@@ -346,3 +346,21 @@ def test_killed_at_any_time_a_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert main(["resume", "run"]) == 0
     assert main([*words, "whole"]) == 0
     assert_same_results(Path("run"), Path("whole"))
+
+
+def test_without_words_the_help_is_printed(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: gfn-rb COMMAND [OPTIONS]")
+
+
+@pytest.mark.parametrize("words", ["view", "compare", "inspect", "resume", "train tfbind8"])
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_help_is_in_words_that_people_write(words, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        main([*words.split(), "--help"])
+    text = capsys.readouterr().out
+    for odd in ("{None}", "[[", "(default: )", "(default: None)", "\x1b"):
+        assert odd not in text
+    assert max(len(line) for line in text.splitlines()[2:]) <= int(columns)
+    assert words != "view" or "PATH [PATH ...]" in text

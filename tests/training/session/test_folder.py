@@ -145,7 +145,21 @@ def test_the_bar_shows_how_training_stands(capsys, monkeypatch):
     shown = capsys.readouterr().err
     assert "\r" in shown
     assert "5/10" in shown
-    assert f"], modes {trainer.discovery.modes_found}/4, 40 reward calls, loss " in shown
+    assert f", modes {trainer.discovery.modes_found}/4, 40 reward calls" in shown
+
+
+@pytest.mark.parametrize(("columns", "has_bar"), [(80, False), (200, True)])
+def test_a_narrow_terminal_shows_loss_and_log_z_instead_of_the_bar(
+    columns, has_bar, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    trainer = trained(grid(steps=10), 3)
+    take(trainer, 2)
+    last = capsys.readouterr().err.rstrip().split("\r")[-1]
+    assert ("%|" in last) is has_bar
+    assert re.search(r"5/10 .*\], loss \d+\.\d+, log Z -?\d+\.\d+, modes \d/4", last)
+    assert len(last) <= columns
 
 
 def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
@@ -156,7 +170,7 @@ def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(r"5/10 steps \[\d\d:\d\d<\d\d:\d\d, +[\d.]+\w+/\w+\], ", line)
     found = trainer.discovery.modes_found
-    told = f"], modes {found}/4, 40 reward calls, loss {loss:.3f}, log Z {trainer.log_z:.2f}"
+    told = f"], loss {loss:.3f}, log Z {trainer.log_z:.2f}, modes {found}/4, 40 reward calls"
     assert line.endswith(told)
     monkeypatch.setattr(module, "LINE_EVERY", 0.0)
     take(trainer, 3)
@@ -168,12 +182,12 @@ def test_progress_is_told_by_what_is_known():
     trainer = trained(RNA, 2)
     tally = trainer.discovery
     assert describe_progress(trainer, 1.25) == (
-        f"modes {tally.modes_found}, 16 reward calls, best 100 {tally.top_score:.3f}, loss 1.250, "
-        f"log Z {trainer.log_z:.2f}"
+        f"loss 1.250, log Z {trainer.log_z:.2f}, modes {tally.modes_found}, 16 reward calls, "
+        f"best 100 {tally.top_score:.3f}"
     )
     trainer = trained(WARM_GRID, 1)
     found = trainer.discovery.modes_found
-    assert describe_progress(trainer, 2.0).startswith(f"modes {found}/4, 8 reward calls, ")
+    assert describe_progress(trainer, 2.0).endswith(f", modes {found}/4, 8 reward calls")
 
 
 def test_a_logger_starts_afresh(tmp_path):

@@ -1,6 +1,7 @@
 import json
 import shutil
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -288,3 +289,37 @@ def test_a_run_that_goes_on_is_not_resumed_a_second_time(at_step, tmp_path):
     assert run(GRID, path).row["step"] == GRID.steps
     assert refused
     assert resume(path, GRID.steps + 1).row["step"] == GRID.steps + 1
+
+
+@pytest.mark.parametrize(("step", "what"), [(3, "step 2 is saved"), (1, "nothing is saved")])
+def test_a_second_interrupt_says_what_is_saved_and_how_to_go_on(
+    step, what, at_step, tmp_path, capsys
+):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    at_step(step, twice)
+    with pytest.raises(KeyboardInterrupt):
+        run(grid(steps=6, checkpoint_every=2), tmp_path / "run")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"interrupted: {what}; continue with: gfn-rb resume {tmp_path / 'run'}"
+
+
+THRICE = """
+import signal
+from gfn_rb.training.session.run import StopSignals
+
+with StopSignals():
+    for _ in range(3):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            print("second", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_third_interrupt_ends_the_process_without_a_word():
+    done = subprocess.run([sys.executable, "-c", THRICE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "second\n", "")

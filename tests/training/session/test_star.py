@@ -355,5 +355,5 @@ def test_ranks_meet_when_a_checkpoint_is_due_and_know_the_progress_of_all(monkey
     assert steps == [6, 12, 18, 24, 24]  # after the first step, and then at each checkpoint
     trainer = trainer_of(discovery=found(125, 3), env=SimpleNamespace(n_modes=4))
     assert ranks.meetings[0].describe(trainer, 1.25) == (
-        "modes 3|1 of 4, 1,160 reward calls, loss 1.250"
+        "loss 1.250, modes 3|1 of 4, 1,160 reward calls"
     )
