@@ -26,6 +26,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from benchmarks.records import RESULTS, keep
 from gfn_rb import RankRewardSampler, Sampler, Trajectories
 from gfn_rb.buffers import terminating_state_buffer
 from gfn_rb.envs import DiffusionEnv, Funnel, Gaussians25, Manywell
@@ -157,6 +158,9 @@ def ours(name: str, n: int, seed: int) -> tuple[Any, DiffusionEnv]:
     return trainer.average.loss.forward_policy, trainer.env
 
 
+FIGURES = ("log_z_minus_elbo", "log_z_minus_importance", "wasserstein")
+
+
 def measure(policy: Any, env: DiffusionEnv) -> tuple[float, float, float]:
     """Return both errors of log Z, and the 2-Wasserstein distance, of 2,000 samples."""
     generator = torch.Generator().manual_seed(1)
@@ -176,6 +180,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", default=[*TASKS], metavar="TASK")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("torchrl").setLevel(logging.WARNING)
@@ -193,6 +198,11 @@ def main() -> None:
             shown = [
                 f"{mean(each):.2f} ± {spread(each):.2f}" for each in zip(*figures, strict=True)
             ]
+            if options.store:
+                part, facts = f"{name}, {run.__name__}, {n} iterations", vars(options)
+                rows = [dict(zip(FIGURES, each, strict=True)) for each in figures]
+                path = RESULTS / "diffusion.json"
+                keep(path, "diffusion", part, rows, options=facts, seeds=options.seeds)
             print(f"| | {run.__name__}, {n} | {' | '.join(shown)} | {seconds:.0f} |", flush=True)
 
 

@@ -50,6 +50,8 @@ CODE: dict[str, tuple[str, ...]] = {
     "rollout": (*_ROLLOUTS, "benchmarks/rollout.py", "benchmarks/timing.py"),
     "distributed": ("gfn_rb/remote", "gfn_rb/transports", "gfn_rb/codec", *_BUFFERS),
     "device": (*_BUFFERS, *_ROLLOUTS, "benchmarks/device.py"),
+    "training": (*_LEARNING, "benchmarks/training.py"),
+    "diffusion": (*_LEARNING, "benchmarks/diffusion.py"),
     "learning": (*_LEARNING, "benchmarks/learning.py"),
     "published": (*_LEARNING, "benchmarks/published", "benchmarks/fifty_lines.py"),
     "language_model": (*_LEARNING, "benchmarks/language_model.py"),
@@ -85,6 +87,23 @@ def measured(
         "seeds": list(seeds),
         "code": code_of(benchmark),
     }
+
+
+def keep(
+    path: Path, benchmark: str, part: str, results: list[dict[str, Any]], **facts: Any
+) -> None:
+    """Write the results of a part of a benchmark; those of its other parts are kept.
+
+    Args:
+        path: the file.
+        benchmark: a key of :data:`CODE`.
+        part: name of the part.
+        results: what came out.
+        **facts: ``options`` and ``seeds`` of :func:`measured`.
+    """
+    report = read(path) or {"parts": {}}
+    report["parts"][part] = {"measured": measured(benchmark, **facts), "results": results}
+    path.write_text(json.dumps(report, indent=1, default=str) + "\n")
 
 
 def read(path: Path) -> Any:

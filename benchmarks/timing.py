@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -305,12 +304,9 @@ def store(
         parts: the comparisons by part.
         options: all options of the run.
     """
-    report = records.read(path) or {"parts": {}}
     for part, results in parts.items():
         rows = [{**asdict(result), "met": result.met} for result in results]
-        facts = records.measured(benchmark, options, [SEED])
-        report["parts"][part] = {"measured": facts, "results": rows}
-    path.write_text(json.dumps(report, indent=1, default=str) + "\n")
+        records.keep(path, benchmark, part, rows, options=options, seeds=[SEED])
 
 
 def _fraction(ratio: float) -> str:

@@ -31,6 +31,7 @@ from gfn.gflownet import TBGFlowNet
 from gfn.utils.modules import MLP
 from torch import Tensor, nn
 
+from benchmarks.records import RESULTS, keep
 from benchmarks.torchgfn_rollouts import environment
 from gfn_rb import Sampler, Trajectories, reward_prioritized_buffer
 from gfn_rb.envs import GFNEnv, HyperGrid, TFBind8
@@ -152,7 +153,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=30.0, help="wall time per row and peer")
     parser.add_argument("--gfnx", help="Python that has gfnx")
+    parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
     options = parser.parse_args()
+    rows = []
     torch.set_num_threads(1)
     print(f"{'task':<12} {'replay':<7} {'ours':>8} {'torchgfn':>9} {'gfnx':>8}   per CPU second")
     for name, make in TASKS.items():
@@ -164,6 +167,7 @@ def main() -> None:
             found = rates(contenders, options.seconds)
             if options.gfnx and not replays:
                 found["gfnx"] = gfnx(options.gfnx, env, options.seconds)
+            rows.append({"task": name, "replay": replays, "steps_per_cpu_second": found})
             cells = [
                 f"{found[peer]:.1f}" if peer in found else ""
                 for peer in ("ours", "torchgfn", "gfnx")
@@ -174,6 +178,8 @@ def main() -> None:
                 f"{cells[2]:>8}   {', '.join(of)}",
                 flush=True,
             )
+    if options.store:
+        keep(RESULTS / "training.json", "training", "steps", rows, options=vars(options))
 
 
 if __name__ == "__main__":
