@@ -182,7 +182,7 @@ class whole_write:
         if kind is None:
             done(self._storage)
             return
-        for _ in range(_TRIES - 1):
+        for _try in range(_TRIES - 1):
             with suppress(BaseException):
                 settle(self._storage)
         settle(self._storage)

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict, is_tensor_collection
+from tensordict.utils import expand_as_right
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
@@ -30,6 +31,7 @@ from torchrl.data.replay_buffers.storages import (
     StorageEnsemble,
     TensorStorage,
 )
+from torchrl.data.replay_buffers.storages.utils import _collate_id
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter, Writer
 
 _P = ParamSpec("_P")
@@ -468,6 +470,53 @@ def set_sample_counts(rb: ReplayBuffer, counts: Sequence[int]) -> None:
     for name, count in zip(_SAMPLE_COUNTERS, counts, strict=False):
         if name in vars(rb):
             rb._set_counter(name, count)
+
+
+def direct_transforms(rb: ReplayBuffer, kinds: tuple[type, ...]) -> list[Any] | None:
+    """Return the transforms of a buffer, None where it does more than write, draw and transform.
+
+    ``ReplayBuffer._extend`` and ``_sample`` then call nothing but the writer, the sampler, the
+    storage and transforms of these kinds. It reads ``_transform``, ``_delayed_init``,
+    ``dim_extend``, ``_is_consuming``, ``_sample_unit``, ``_pin_memory`` and ``_collate_fn``.
+    """
+    if rb._delayed_init or rb.dim_extend or rb._sample_unit is not None or rb._pin_memory:
+        return None
+    if rb._collate_fn is not _collate_id or rb._storage.ndim != 1 or rb._is_consuming():
+        return None
+    transforms = [] if rb._transform is None else list(rb._transform.transforms)
+    for each in transforms:
+        if not isinstance(each, kinds):
+            return None
+    return transforms
+
+
+def has_queue(rb: ReplayBuffer) -> bool:
+    """Return whether ``ReplayBuffer.sample`` does more than call ``_sample``.
+
+    It reads ``_prefetch``, ``_service_shutdown`` and ``_sample_dependency``.
+    """
+    waits = getattr(rb, "_sample_dependency", None) is not None
+    return waits or bool(rb._prefetch) or getattr(rb, "_service_shutdown", False)
+
+
+def with_entries(rows: Any, info: dict[str, Any]) -> Any:
+    """Add what is known of a draw to its rows, as ``TensorDictReplayBuffer.sample`` does.
+
+    Of rows in a flat TensorDict, entries are added past its checks (``TensorDict._tensordict``).
+    """
+    if type(rows) is TensorDict and rows.ndim == 1 and not rows.is_locked:
+        for name, value in info.items():
+            if type(name) is not str or type(value) is not Tensor or value.ndim == 0:
+                break
+        else:
+            rows._tensordict.update(info)
+            return rows
+    if is_locked := rows.is_locked:
+        rows.unlock_()
+    for name, value in info.items():
+        entry = torch.stack(value, -1) if isinstance(value, tuple) else torch.as_tensor(value)
+        rows.set(name, expand_as_right(entry, rows) if entry.ndim < rows.ndim else entry)
+    return rows.lock_() if is_locked else rows
 
 
 def options_of(rb: ReplayBuffer) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -278,8 +277,14 @@ class MergedReplayBuffer(Readable, ReplayBufferEnsemble, DrawsAhead):
 def _transformed(transform: Any, rows: Any) -> Any:
     if not len(transform):
         return rows
-    with rows.unlock_() if isinstance(rows, TensorDictBase) else nullcontext():
+    if not isinstance(rows, TensorDictBase) or not rows.is_locked:
         return transform(rows)
+    # Not ``with rows.unlock_()``: it asks a KeyboardInterrupt for a truth value, which it has not.
+    rows.unlock_()
+    try:
+        return transform(rows)
+    finally:
+        rows.lock_()
 
 
 def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -20,6 +20,7 @@ from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.readable import Readable
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
+from gfn_rb.buffers.transforms import RowTransform
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.rows import row_of, rows_of
 from gfn_rb.errors import (
@@ -35,6 +36,8 @@ from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
 
+# Transforms that may be called past TorchRL's layers.
+_DIRECT = RowTransform, ReplayStatistics
 _ROWS = 1000  # of the storage, unless one is given
 
 
@@ -285,9 +288,29 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             ArgumentError: ``data`` is something else.
             ShapeError: columns of the dict have different numbers of rows.
         """
-        return super().extend(
-            data if isinstance(data, TensorDictBase) else rows_of(data), **options
-        )
+        rows = data if isinstance(data, TensorDictBase) else rows_of(data)
+        # TorchRL's own layers take 60 to 110 us per call, and would do nothing here.
+        transforms = None
+        if type(rows) is TensorDict and not (options or self.counts_rows):
+            transforms = compat.direct_transforms(self, _DIRECT)
+        if not transforms or rows.get(self.priority_key, None) is not None:
+            return super().extend(rows, **options)
+        for transform in reversed(transforms):
+            rows = transform.stored(rows)
+        with compat.replay_lock(self), compat.write_lock(self):
+            index: Tensor = self.writer.extend(rows)
+            self.sampler.extend(index)
+        return index
+
+    if not TYPE_CHECKING:  # which reads the overloads of the base class
+
+        def sample(self, batch_size=None, return_info=False, **waiting):
+            """Draw a batch; see :meth:`DrawsAhead.sample`."""
+            is_asked = return_info or waiting or batch_size not in (None, self._batch_size)
+            if is_asked or self._batch_size is None or compat.has_queue(self):
+                return super().sample(batch_size, return_info, **waiting)
+            rows, info = self._sample(self._batch_size)
+            return compat.with_entries(rows, info)
 
     def add(self, data: Any) -> int:
         """Add one row.
@@ -328,7 +351,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         try:
             if self.counts_rows:
                 return self._sample_counted(batch_size)
-            return super()._sample(batch_size)
+            return self._sampled(batch_size)
         except (RuntimeError, TypeError) as error:
             if isinstance(error, GfnRbError):
                 raise
@@ -340,10 +363,25 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
                 ) from error
             raise
 
+    def _sampled(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
+        """Draw rows as TorchRL does, without what it does for other kinds of buffers."""
+        transforms = compat.direct_transforms(self, _DIRECT)
+        if transforms is None:
+            return super()._sample(batch_size)
+        with compat.replay_lock(self), compat.write_lock(self):
+            index, info = self.sampler.sample(self.storage, batch_size)
+            info[INDEX] = index
+            if self.writer.tracks_generations:
+                info["index_generation"] = self.writer.generations_of(index)
+            rows = self.storage.get(index)
+        for transform in transforms:
+            rows = transform.forward(rows)
+        return rows, info
+
     @compat.outside_graph
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         with self._counted(DRAWN, batch_size):
-            rows, info = super()._sample(batch_size)
+            rows, info = self._sampled(batch_size)
         if (version := _version_of(rows)) is not None:
             with compat.replay_lock(self), compat.write_lock(self):
                 self.statistics.count_ages(version)

@@ -27,6 +27,10 @@ _OF_DRAWS = keys.INDEX, keys.BUFFER_ID, keys.DRAW_LOG_PROB, keys.PRIORITY_WEIGHT
 class RowTransform(KeepsArguments, Transform):
     """A transform of rows on their way into a buffer, which leaves what is sampled as it is."""
 
+    def stored(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
+        """Return what is stored of rows; as ``inv``, without what TorchRL does around it."""
+        return self._inv_call(tensordict)
+
     def _inv_call(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
         if tensordict is None:  # held back by a transform of the user
             return None

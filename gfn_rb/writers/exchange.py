@@ -452,7 +452,7 @@ class _Memory:
             return _NOTHING
         rows, put, at = {} if data is None else tensors_of(data), self._put, FIRST_LEAF
         for name, leaf in self._leaves:
-            value = leaf[:0] if data is None else rows.get(name)
+            value: Any = leaf[:0] if data is None else rows.get(name)
             is_plain = type(value) is Tensor and value.is_cpu and value.is_contiguous()
             if not is_plain or value.is_neg() or value.is_conj() or value.dtype != leaf.dtype:
                 return _NOTHING

@@ -41,8 +41,8 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 93),
-        ({"unique": "state"}, 127),
+        ({}, 80),
+        ({"unique": "state"}, 97),
         ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 160),
     ],
     ids=["plain", "unique", "unique and narrow"],
@@ -58,4 +58,4 @@ def test_a_batch_takes_few_calls(options, most):
     assert int((rb[:]["log_reward"] >= 1e4).sum()) == N // 2 - 1
     rb.sample()
     if not options:
-        assert 10 < calls_of(rb.sample) <= 32
+        assert 10 < calls_of(rb.sample) <= 42  # and none of TorchRL's own layers
