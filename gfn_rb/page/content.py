@@ -16,7 +16,7 @@ from gfn_rb.buffers import summary as stored
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.codec.primitives import one_line
 from gfn_rb.envs import GFNEnv
-from gfn_rb.errors import ArgumentError
+from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.writers.features import Features
@@ -27,6 +27,11 @@ MAX_ROWS = 20_000  # shown one by one
 _MAX_COLUMNS = 4096  # of objects as numbers
 _BATCH_SIZE = 64  # of a buffer that has none of its own
 _WIDTH = 200  # characters of an object
+_LEAST_KEPT = 0.2  # of the variance of features, by a map that is shown
+
+
+class NothingKeptError(GfnRbError):
+    """A map of some features would keep next to nothing of their distances."""
 
 
 @dataclass
@@ -100,7 +105,10 @@ def read_content(
             objects = stored.objects_at(members, row, columns.key, named)[0]
         with _noted(content, "map"):
             x = _features(members, row, objects, env, read)
-            content.position, content.axes = plane(x.cpu())
+            try:
+                content.position, content.axes = plane(x.cpu())
+            except NothingKeptError as error:
+                content.notes["kept"] = f"No map: {error}."
     if columns.log_prob is not None:
         missed = torch.log1p(-columns.log_prob.exp()) * content.batch_size
         content.draws = -missed.expm1()
@@ -203,6 +211,9 @@ def plane(x: Shaped[Tensor, "n d"]) -> tuple[Float64[Tensor, "n 2"], tuple[str, 
     """Return the first two principal components of features, or one or two features themselves.
 
     The second value names the axes.
+
+    Raises:
+        NothingKeptError: the components keep next to nothing of the distances.
     """
     x = x.double()
     if x.shape[1] <= 2:
@@ -215,5 +226,10 @@ def plane(x: Shaped[Tensor, "n d"]) -> tuple[Float64[Tensor, "n 2"], tuple[str, 
     if position.shape[1] < 2:  # of a single row
         return torch.nn.functional.pad(position, (0, 1)), ("component 1", "component 2")
     share = size[:2].square() / x.square().sum().clamp(min=1e-300)
+    if (kept := float(share.sum())) < _LEAST_KEPT and bool(x.any()):
+        raise NothingKeptError(
+            f"two components keep {kept:.0%} of the variance of the features, so that distances on "
+            "a map would say nothing; features= names others"
+        )
     first, second = (f"component {i + 1} ({share[i]:.0%} of the variance)" for i in range(2))
     return position, (first, second)

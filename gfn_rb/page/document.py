@@ -115,7 +115,7 @@ def view(
     notes = []
     for part, note in chain(*(each.notes.items() for each in held.values())):
         notes.append(note)
-        if part != "rows":  # which are not a failure
+        if part not in ("rows", "kept"):  # which are not a failure
             logger.warning("%s", note)
     for each in chain(*sections.values()):
         if each.model is None:

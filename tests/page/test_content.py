@@ -85,6 +85,17 @@ def test_places_are_the_principal_components() -> None:
     assert axes == tuple(f"component {i + 1} ({share[i]:.0%} of the variance)" for i in range(2))
 
 
+def test_a_map_that_keeps_next_to_nothing_is_left_out() -> None:
+    """Such as of the flagship task: 8 letters of 4 kinds, all equally frequent."""
+    letters = torch.randint(4, (2000, 8), generator=seeded())
+    rb = fifo_buffer(2000)
+    rb.extend({"x": letters, "log_reward": torch.rand(2000, generator=seeded())})
+    found = read_content(rb)
+    assert found.position is None
+    assert found.notes["kept"].startswith("No map: two components keep 9% of the variance")
+    assert read_content(rb, features=lambda td: td["x"][:, :2].float()).position is not None
+
+
 def test_places_use_no_random_numbers_of_others_and_repeat() -> None:
     x = torch.randn(50, 20, generator=seeded())
     before = torch.get_rng_state()

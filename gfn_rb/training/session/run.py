@@ -10,13 +10,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NamedTuple
 
 from torchrl.data import ReplayBuffer
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from gfn_rb.buffers.summary import numbers_of
 from gfn_rb.checkpoint.atomic import link
@@ -69,7 +70,9 @@ def progress(
     if not is_terminal:  # the delay is that of the first line, which says nothing
         shape = {"bar_format": _LINE, "file": _Lines(), "mininterval": LINE_EVERY, "delay": 1e-9}
     steps = {"total": trainer.config.steps, "initial": trainer.steps_done, "unit": "step"}
-    with tqdm(**steps, **shape, disable=disable) as bar:
+    # Lines that are logged, such as of compilation, stand above the bar and not behind it.
+    above = logging_redirect_tqdm() if is_terminal else nullcontext()
+    with above, tqdm(**steps, **shape, disable=disable) as bar:
 
         def advance(loss: float) -> None:
             bar.set_postfix_str(describe(trainer, loss), refresh=False)

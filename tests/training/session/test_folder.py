@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import re
 import signal
@@ -160,6 +161,16 @@ def test_a_narrow_terminal_shows_loss_and_log_z_instead_of_the_bar(
     assert ("%|" in last) is has_bar
     assert re.search(r"5/10 .*\], loss \d+\.\d+, log Z -?\d+\.\d+, modes \d/4", last)
     assert len(last) <= columns
+
+
+def test_logged_lines_stand_above_the_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress(trained(grid(steps=10), 3), describe_progress) as advance:
+        advance(1.0)
+        logging.getLogger("gfn_rb.training").warning("compiling loops")
+        advance(1.0)
+    lines = [line.split("\r")[-1].strip() for line in capsys.readouterr().err.splitlines()]
+    assert "compiling loops" in lines
 
 
 def test_where_there_is_no_terminal_lines_show_it(capsys, monkeypatch):
