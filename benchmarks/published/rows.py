@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from gfn_rb.envs import BayesianDAG
+from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout import Sampler
 from gfn_rb.training import Hooks, TrainConfig, Trainer
 from gfn_rb.training.metrics import ExactFit, total_variation
@@ -141,7 +142,10 @@ _PROTOCOLS = json.loads((Path(__file__).parent / "protocols.json").read_text())
 
 def _pinned(name: str) -> TrainConfig:
     """Return the configuration of a row, but for its seed."""
-    return TrainConfig.from_dict(_PROTOCOLS[name])
+    try:
+        return TrainConfig.from_dict(_PROTOCOLS[name])
+    except ArgumentError as error:
+        raise ArgumentError(f"benchmarks/published/protocols.json, {name}: {error}") from error
 
 
 _GRID_4D = Row(
