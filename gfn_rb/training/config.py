@@ -19,7 +19,7 @@ from gfn_rb.training.train_config import (
 FormName = Literal["append", "prepend_append", "non_autoregressive"]
 ModesName = Literal["top", "published"]
 RNAModesName = Literal["threshold", "published"]
-# The square fits a target sooner where no state has next to no reward.
+# The square fits these targets sooner.
 FITS_SOONER = {"regression": "squared"}
 
 

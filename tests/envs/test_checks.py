@@ -68,7 +68,7 @@ def exit_anywhere(mask, state):
         (breaking("backward_mask", every_move, DeceptiveGrid, (2, 6)),
          "ends in the source",
          "for state [-2, 0]"),
-        (breaking("forward_mask", exit_anywhere, TFBind8, ()), "where ``every_state_terminates`` says",
+        (breaking("forward_mask", exit_anywhere, TFBind8, ()), "``every_state_terminates`` says",
          "is True, expected False, for state [-1, "),
         (breaking("describe", lambda words, *_: words[1:]), "and ``describe``",
          "the number of texts of describe(state) is "),

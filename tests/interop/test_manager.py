@@ -183,6 +183,12 @@ def test_assigned_attributes_of_a_manager_take_effect() -> None:
             setattr(manager, name, value)
 
 
+def test_several_managers_are_told_that_they_have_a_baseline_each() -> None:
+    with pytest.warns(UserWarning, match="num_buffer_managers=4 .* BASELINE_SYNC"):
+        ours.ReplayBufferManager(GRID, 0, 1, num_buffer_managers=4)
+    ours.ReplayBufferManager(GRID, 0, 1, num_buffer_managers=4, baseline_strategy="ema")
+
+
 def test_a_manager_ends_after_the_message_at_which_is_running_is_false() -> None:
     ends = group(2, timeout=LIMIT)
     made = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -48,8 +49,8 @@ class ReplayBufferManager:
             batch's lowest log-reward.
         baseline_percentile: the share of the kept items below the baseline, in [0, 1].
         baseline_ema_alpha: the share of the newest batch in the running mean, in (0, 1].
-        num_buffer_managers: no effect, as each manager has its own baseline; accepted because
-            torchgfn has it.
+        num_buffer_managers: number of managers beside and with this one. Above 1 it warns that each
+            of them has a baseline of its own items.
 
     Attributes:
         replay_buffer: the items kept. Another :class:`ReplayBuffer` can be assigned.
@@ -93,6 +94,12 @@ class ReplayBufferManager:
         self.diverse_replay_buffer, self.capacity = diverse_replay_buffer, capacity
         self.store_locally = store_locally
         self.scoring_function = scoring_function or self.default_scoring_function
+        if num_buffer_managers > 1 and store_locally and baseline_strategy != "ema":
+            warnings.warn(
+                f"num_buffer_managers={num_buffer_managers} managers have a baseline each, of the "
+                "items that each one keeps: torchgfn's BASELINE_SYNC is not supported",
+                stacklevel=2,
+            )
         self._baseline = _KeptBaseline(baseline_strategy, baseline_percentile, baseline_ema_alpha)
         self.replay_buffer = (
             NormBasedDiversePrioritizedReplayBuffer(env, capacity, timing=timing)
