@@ -249,7 +249,8 @@ def test_a_selection_filters_plot_and_table_in_a_browser(tmp_path) -> None:
             assert said == []
         schemes = {url.partition(":")[0] for url in window.requests()}
         assert "file" in schemes
-        assert schemes <= {"file", "data", "blob", "chrome"}  # of the empty first page
+        own = {"chrome", "chrome-untrusted"}  # of the empty first page
+        assert schemes <= {"file", "data", "blob", *own}
 
 
 # The inner frame of the map, in the window.
