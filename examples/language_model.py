@@ -318,7 +318,7 @@ def replay(trainer: Trainer, transport: Transport) -> dict[str, float]:
         n_batches = manager.batches
         while manager.batches == n_batches:
             manager.step(1.0)
-        for _ in range(options.replay_ratio):
+        for _ in range(options.replay_ratio * (manager.batches - n_batches)):
             rows = draw(rb, options, numbers)
             rb.count_drawn(rows)
             trainer.update(rows)

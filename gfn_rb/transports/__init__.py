@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from gfn_rb.transports.local import LocalTransport as LocalTransport
     from gfn_rb.transports.mpi import MPITransport as MPITransport
+    from gfn_rb.transports.ray import ManagerActor as ManagerActor, RayTransport as RayTransport
     from gfn_rb.transports.tcp import (
         GlooTransport as GlooTransport,
         TCPTransport as TCPTransport,
