@@ -19,7 +19,7 @@ ray = pytest.importorskip("ray")
 from gfn_rb.transports import ManagerActor, RayTransport  # noqa: E402
 
 pytestmark = pytest.mark.slow
-KILLS, SIZE = 20, 40
+KILLS, SIZE = int(os.environ.get("GFN_RB_KILLS", "4")), 40
 
 
 @pytest.fixture(scope="module")
