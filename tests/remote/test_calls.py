@@ -26,15 +26,14 @@ def rows(i, n=64, n_steps=60, width=16):
 
 
 class Calls:
-    """Counts calls of Python functions, without those that TorchRL's ``extend`` makes."""
+    """Counts calls of Python functions, without those that ``extend`` of a buffer makes."""
 
     def __init__(self):
         self.count, self._inside = 0, 0
 
     def __call__(self, frame, event, arg):
-        is_extend = (
-            frame.f_code.co_name == "wrapper" and "replay_buffers" in frame.f_code.co_filename
-        )
+        code = frame.f_code
+        is_extend = code.co_name in ("wrapper", "extend") and "replay_buffer" in code.co_filename
         if event == "call":
             self.count += not self._inside
             self._inside += is_extend
