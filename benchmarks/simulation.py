@@ -151,13 +151,14 @@ def timed_frames(n_waiting: int, rounds: int, n_workers: int = 10) -> float:
     mine, *theirs = LocalTransport.group(n_workers + 1)
     manager, links = new_manager(mine, [0]), [FrameChannel(each) for each in theirs]
     terms = {"quota": FED, "policy": "newest", "own": False, "fresh": True}
+    hello = {"protocol": PROTOCOL, "managers": [0], "subscription": terms}
 
     def serve() -> None:
         while manager.step():
             pass
 
     for link in links:
-        link.send(0, DATA_TAG, Kind.HELLO, {"protocol": PROTOCOL, "subscription": terms})
+        link.send(0, DATA_TAG, Kind.HELLO, hello)
     serve()
     took = []
     for i in range(rounds):
