@@ -38,6 +38,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _SLOT_GENERATIONS = "_slot_generations"
+# TorchRL after 0.14.1 has draws that wait for rows, and counts draws.
+DRAWS_WAIT = hasattr(ReplayBuffer, "_notify_replay_state_change")
 # The counters of ``ReplayBuffer.sample`` in TorchRL after 0.14.1.
 _SAMPLE_COUNTERS = "_sample_call_count_value", "_sampled_item_count_value"
 UNKNOWN_GENERATION = -2  # of a row that nobody remembers drawing; -1 is of one never written
@@ -449,6 +451,11 @@ def drawn_now(
     rows, info = rb._sample(batch_size)
     count_sample(rb, len(rows))
     return rows, info
+
+
+def wake_draws(rb: ReplayBuffer) -> None:
+    """Have draws that wait for rows look again (``ReplayBuffer._notify_replay_state_change``)."""
+    rb._notify_replay_state_change()
 
 
 def count_sample(rb: ReplayBuffer, n_rows: int) -> None:

@@ -300,6 +300,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         with compat.replay_lock(self), compat.write_lock(self):
             index: Tensor = self.writer.extend(rows)
             self.sampler.extend(index)
+        if compat.DRAWS_WAIT:
+            compat.wake_draws(self)
         return index
 
     if not TYPE_CHECKING:  # which reads the overloads of the base class
@@ -310,6 +312,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             if is_asked or self._batch_size is None or compat.has_queue(self):
                 return super().sample(batch_size, return_info, **waiting)
             rows, info = self._sample(self._batch_size)
+            if compat.DRAWS_WAIT:
+                compat.count_sample(self, len(rows))
             return compat.with_entries(rows, info)
 
     def add(self, data: Any) -> int:
