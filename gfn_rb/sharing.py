@@ -171,11 +171,12 @@ class whole_write:
         ArgumentError: this process was forked, and does not share the storage with its parent.
     """
 
-    def __init__(self, storage: Storage, writer: SlotState) -> None:
+    def __init__(self, storage: Storage, writer: SlotState | None) -> None:
         self._storage, self._writer = storage, writer
 
     def __enter__(self) -> None:
-        require_access(self._storage, self._writer)
+        if self._writer is not None:
+            require_access(self._storage, self._writer)
         settle(self._storage)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -193,9 +194,12 @@ def begin(pending: PendingWrite) -> None:
     vars(pending.storage)[_PENDING] = pending
 
 
-def write_whole(storage: Storage, slot: Int64[Tensor, "k"], commit: Callable[[], None]) -> None:
+def write_whole(
+    storage: Storage, slot: Int64[Tensor, "k"] | None, commit: Callable[[], None]
+) -> None:
     """Write to some slots by a call that may be run again; see :class:`PendingWrite`."""
-    record_slots(storage, slot)  # what it cannot record is not written, now or later
+    if slot is not None:
+        record_slots(storage, slot)  # what it cannot record is not written, now or later
     begin(pending := PendingWrite(storage, slot, commit))
     pending.finish()
 

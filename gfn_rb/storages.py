@@ -20,6 +20,7 @@ from gfn_rb.arguments import KeepsArguments
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.keys import ACTION, LENGTH
 from gfn_rb.shapes import Int64
+from gfn_rb.sharing import settle
 
 _TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")
@@ -95,6 +96,7 @@ class RowAccess(TensorStorage):
 
     def get(self, index: Any) -> Any:
         """Return rows, as the base class does."""
+        settle(self)
         if self.initialized and self.ndim == 1 and _is_vector(index):
             try:
                 rows = _selected(compat.all_slots(self), index, compat.length_of(self))

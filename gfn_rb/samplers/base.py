@@ -27,6 +27,7 @@ from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.weighted_rows import WeightedRows, weighted_rows
 from gfn_rb.shapes import Float, Float64, Int64
+from gfn_rb.sharing import settle
 from gfn_rb.state_folder import StateInFolder
 from gfn_rb.torchrl_compat import assert_on_device, outside_graph
 
@@ -212,6 +213,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
     def follow(self, storage: Storage) -> Distribution:
         """Bring the distribution up to date with the storage, and return it."""
         warn_of_old_rows(storage)
+        settle(storage)
         try:
             return self._follow(storage)
         except BaseException:  # nobody knows which changes it has taken over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb.column import KeyColumn, RowChanges
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.shapes import Float, Float64, Int64
-from gfn_rb.sharing import journal_of, record_slots
+from gfn_rb.sharing import journal_of, record_slots, whole_write, write_whole
 from gfn_rb.state_folder import require_numbers
 from gfn_rb.storages import require_rows, storage_device
 from gfn_rb.torchrl_compat import slot_generations
@@ -32,8 +33,9 @@ class StoredPriorities(KeyColumn):
     ) -> None:
         """Set the priorities of stored rows."""
         record_slots(storage, index)
-        super().write(storage, index, priority)
-        self.announce(storage, index)
+        with whole_write(storage, None):
+            write_whole(storage, None, partial(super().write, storage, index, priority))
+            self.announce(storage, index)
 
     clear = KeyColumn.forget
 
@@ -104,10 +106,18 @@ class HeldPriorities:
         held = self._of(storage)
         if journal := journal_of(storage):
             journal.record(index)
-        self._changes.note(index, len(storage))
-        held[index.to(held.device, non_blocking=True)] = priority.to(held, non_blocking=True)
+        at, value = index.to(held.device, non_blocking=True), priority.to(held, non_blocking=True)
+        default = self.default
         if priority.shape[0]:
-            self.default = max(self.default, float(priority.max()))
+            default = max(default, float(priority.max()))
+
+        def commit() -> None:
+            self._changes.note(index, len(storage))
+            held[at] = value
+            self.default = default
+
+        with whole_write(storage, None):
+            write_whole(storage, None, commit)
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:
         """Return the rows that changed since the last call, or None for "perhaps all"."""

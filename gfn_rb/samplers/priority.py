@@ -21,7 +21,7 @@ from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.shapes import Float, Int64
-from gfn_rb.sharing import require_access
+from gfn_rb.sharing import require_access, settle
 
 _AT_LEAST_0 = "a number of at least 0"
 
@@ -320,6 +320,8 @@ class PrioritySampler(KeySampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters, and the priorities where the sampler holds them."""
+        if self._storage is not None:
+            settle(self._storage)
         return {**super().state_dict(), **self._column.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

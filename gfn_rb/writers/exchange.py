@@ -428,6 +428,7 @@ class _Memory:
         self._stored: Any = None  # the columns, when they were looked up
         self._leaves: list[tuple[Any, Tensor]] | None = None
         self.tensors: list[Tensor] = []
+        self._came: list[Tensor] = []  # copies of rows that did not lie side by side
         self._put = _NOTHING
 
     def addresses(
@@ -451,11 +452,14 @@ class _Memory:
         if self._leaves is None or counts is None:
             return _NOTHING
         rows, put, at = {} if data is None else tensors_of(data), self._put, FIRST_LEAF
+        self._came = []
         for name, leaf in self._leaves:
             value: Any = leaf[:0] if data is None else rows.get(name)
-            is_plain = type(value) is Tensor and value.is_cpu and value.is_contiguous()
-            if not is_plain or value.is_neg() or value.is_conj() or value.dtype != leaf.dtype:
+            if type(value) is not Tensor or not value.is_cpu or value.dtype != leaf.dtype:
                 return _NOTHING
+            if not value.is_contiguous() or value.is_neg() or value.is_conj():
+                value = value.resolve_conj().resolve_neg().contiguous()
+                self._came.append(value)  # so that its memory is there when it is read
             nbytes = leaf.numel() * leaf.element_size()
             put[at + STORED_AT], put[at + CAME_AT] = leaf.data_ptr(), value.data_ptr()
             put[at + WIDTH], put[at + N_BYTES] = nbytes // len(leaf), nbytes

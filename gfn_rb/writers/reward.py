@@ -36,6 +36,7 @@ from gfn_rb.sharing import (
     one_thread,
     record_slots,
     require_access,
+    settle,
     share_writes,
     whole_write,
     write_whole,
@@ -442,6 +443,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Return the age of each item and the counters, which the storage does not hold."""
         if self._restored is not None:
             return {**self._restored}
+        if self._storage is not None:
+            settle(self._storage)
         state = {**self._options(), **self._exchange.state(self._storage)}
         if self._storage is not None and self.tracks_generations:
             state[_GENERATION] = compat.slot_generations(self._storage).clone()

@@ -1,0 +1,130 @@
+"""Real signals in calls of buffers: the buffer is as before the call or as after it.
+
+Python runs the handler of a signal between any two of its instructions, which a tracer of lines
+does not reach, and not within compiled loops. ``GFN_RB_SIGNALS`` sets the number of signals.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from gfn_rb import RowMemmapStorage, RowTensorStorage
+from gfn_rb.torchrl_compat import replay_lock
+from tests.writers import test_interrupts
+from tests.writers.test_interrupts import CALLS, content, is_whole, made, rows
+
+N_SIGNALS = int(os.environ.get("GFN_RB_SIGNALS", "600"))
+KINDS = [
+    *((writer, "tensor") for writer in ("top", "unique", "groups", "diverse", "apart", "newest")),
+    *(("fifo", storage) for storage in ("tensor", "memmap")),
+    *(("unique", storage) for storage in ("memmap", "ragged", "shared")),
+]
+ALL_CALLS = {
+    **CALLS,
+    "sample": lambda rb: rb.sample(4),
+    "priority": lambda rb: rb.update_priority(torch.tensor([0, 1]), torch.tensor([7.0, 3.0])),
+}
+
+
+class Signals:
+    """A block that a number of signals interrupt, the first one after a delay."""
+
+    def __init__(self, delay, number):
+        self.delay, self.number, self.struck = delay, number, 0
+
+    def _strike(self, *_):
+        self.struck += 1
+        if self.struck >= self.number:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt
+
+    def run(self, call):
+        """Run a call; return whether it was interrupted, by nothing but KeyboardInterrupt."""
+        former, was_struck = signal.signal(signal.SIGALRM, self._strike), False
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, self.delay, 30e-6)
+                call()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                was_struck = True
+                while self.struck < self.number:
+                    time.sleep(1e-5)
+        except KeyboardInterrupt:  # the second one, after the call
+            was_struck = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+        return was_struck
+
+
+def seconds_of(call, writer, storage):
+    """How long a call takes, at its quickest."""
+    taken = []
+    for _ in range(5):
+        rb = made(writer, storage, 4)
+        begin = time.perf_counter()
+        ALL_CALLS[call](rb)
+        taken.append(time.perf_counter() - begin)
+    return min(taken)
+
+
+def is_free(rb):
+    """Whether another thread can use a buffer."""
+    found = []
+
+    def use():
+        found.append(replay_lock(rb).acquire(timeout=5.0))
+        replay_lock(rb).release()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    return found == [True]
+
+
+@pytest.fixture(autouse=True)
+def storages_of_presets(monkeypatch):
+    """What an interrupt of the interrupt leaves to do is done by the next read of a storage."""
+    for name, storage in (("tensor", RowTensorStorage), ("memmap", RowMemmapStorage)):
+        monkeypatch.setitem(test_interrupts.STORAGES, name, storage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("writer", "storage"), KINDS)
+def test_signals_leave_a_buffer_as_before_or_as_after(writer, storage, number):
+    calls = [
+        c for c in ALL_CALLS if writer not in ("fifo", "newest") or c not in ("remove", "update")
+    ]
+    rng, struck = random.Random(f"{writer} {storage} {number}"), 0
+    for call in calls:
+        expected = made(writer, storage, 4)
+        ALL_CALLS[call](expected)
+        after, most = content(expected), 1.5 * seconds_of(call, writer, storage)
+        expected.extend(rows(9))
+        last = content(expected)
+        for _ in range(max(N_SIGNALS // (len(KINDS) * len(calls) * 2), 2)):
+            rb = made(writer, storage, 4)
+            before = content(rb)
+            struck += Signals(rng.uniform(1e-6, most), number).run(partial(ALL_CALLS[call], rb))
+            found = content(rb)
+            if call == "sample":
+                assert found == before
+                assert is_free(rb)
+                continue
+            assert found in (before, after), call
+            assert is_free(rb)
+            if found == before:
+                ALL_CALLS[call](rb)
+            rb.extend(rows(9))
+            assert is_whole(rb)
+            assert content(rb) == last, call
+    assert struck > 0
