@@ -308,8 +308,14 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
         def sample(self, batch_size=None, return_info=False, **waiting):
             """Draw a batch; see :meth:`DrawsAhead.sample`."""
-            is_asked = return_info or waiting or batch_size not in (None, self._batch_size)
-            if is_asked or self._batch_size is None or compat.has_queue(self):
+            is_own = batch_size is None or (type(batch_size), batch_size) == (int, self._batch_size)
+            if (
+                return_info
+                or waiting
+                or not is_own
+                or not self._batch_size
+                or compat.has_queue(self)
+            ):
                 return super().sample(batch_size, return_info, **waiting)
             rows, info = self._sample(self._batch_size)
             if compat.DRAWS_WAIT:
