@@ -140,3 +140,9 @@ def test_figures_of_learning_that_left_their_range_are_named():
         "modes_found: 8, stored 3 to 5"
     ]
     assert [*figures.learned_out_of_range(learned(8), None)] == ["not measured before"]
+
+
+def test_a_run_names_its_commit():
+    found = runs.run_one(replace(ROW, calls=128), 0)
+    assert found.measured["commit"]
+    assert (found.seed, found.calls) == (0, 128)

@@ -93,7 +93,7 @@ def run_one(row: Row, seed: int) -> Result:
     figures |= {f"calls_to_{n}": reached.get(n, row.calls) for n in row.milestones}
     figures |= {f"modes_at_{n}": modes_at(curve, n) for n in row.looks}
     print(f"{row.name}, seed {seed}: {figures}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    facts = measured("published", {"row": row.name}, [seed])
+    facts = records.measured("published", {"row": row.name}, [seed])
     return Result(seed, n_fresh, seconds, figures, curve, fit, facts)
 
 
