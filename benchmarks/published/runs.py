@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import records
 from benchmarks.published.rows import Figure, Row
 from benchmarks.records import RecordError, read, require_same
 from gfn_rb.training import Trainer
