@@ -56,7 +56,8 @@ class Signals:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 was_struck = True
-                while self.struck < self.number:
+                end = time.monotonic() + 0.01  # the timer was stopped if the first one came late
+                while self.struck < self.number and time.monotonic() < end:
                     time.sleep(1e-5)
         except KeyboardInterrupt:  # the second one, after the call
             was_struck = True
