@@ -331,6 +331,7 @@ class WriteLock:
         records.put_back(noted)
         compat.bump_mutation_revision(storage)
         writer.roll_back(noted[0].counters if noted else [])
+        vars(storage).pop(_PENDING, None)  # it is undone: nobody may carry it out again
         self._clear()  # last: if this process dies before, the next one does it all again
 
     def _read(self, records: _Records, at: int) -> tuple[_Before, int]:

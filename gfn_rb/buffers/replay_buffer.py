@@ -135,16 +135,21 @@ class _TrackedWrites(DrawsAhead):
     def _offer(self, data: TensorDictBase, write: Callable[[TensorDictBase], Any]) -> Any:
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
-            if fresh is None:
-                version = _version_of(data) if self.max_age is None else None
-                index = write(data)
-                if version is not None:
-                    self._advance(version)
-                return index
-            self.statistics.n_old += may * (len(data) - len(fresh))
-            index = torch.full((len(data),), -1, device=fresh.device)
-            if may and fresh.shape[0]:
-                index[fresh] = write(data[fresh]).to(fresh.device)
+            version = _version_of(data) if may else None
+            try:
+                if fresh is None:
+                    index = write(data)
+                else:
+                    self.statistics.n_old += may * (len(data) - len(fresh))
+                    index = torch.full((len(data),), -1, device=fresh.device)
+                    if may and fresh.shape[0]:
+                        index[fresh] = write(data[fresh]).to(fresh.device)
+            finally:
+                if self.max_age is not None:
+                    self.writer.leaving = None
+            if version is not None:
+                with compat.replay_lock(self), compat.write_lock(self):
+                    self.statistics.note_version(version)
             return index
 
     @contextmanager
@@ -184,7 +189,7 @@ class _TrackedWrites(DrawsAhead):
     def _fresh(self, data: Any) -> Int64[Tensor, "m"] | None:
         """Return which rows are not too old, None for all of them.
 
-        Stored rows that become too old by them are removed first, unless the batch is refused.
+        Stored rows that become too old by them leave in the call that writes the batch.
         """
         if self.max_age is None:
             return None
@@ -200,17 +205,23 @@ class _TrackedWrites(DrawsAhead):
             )
         newest = int(self.statistics.newest)
         if version.numel() and (came := int(version.max())) > newest:
-            self.writer.checked(data)
-            self._advance(newest := came)
+            newest = came
+            self.writer.leaving = partial(self._too_old, came)
         is_fresh = version.reshape(-1) >= newest - self.max_age
         return None if bool(is_fresh.all()) else is_fresh.nonzero()[:, 0]
+
+    def _too_old(self, version: int | Tensor) -> Int64[Tensor, "m"]:
+        """Return the slots of stored rows that are too old beside a version."""
+        if self.max_age is None or not is_laid_out(self.storage) or not len(self.storage):
+            return torch.empty(0, dtype=torch.int64)
+        oldest = max(int(version), int(self.statistics.newest)) - self.max_age
+        return (self._versions.values(self.storage) < oldest).nonzero()[:, 0]
 
     def _advance(self, version: int | Tensor) -> None:
         """Take up versions, and remove the rows that have become too old by them."""
         with compat.replay_lock(self), compat.write_lock(self):
-            if self.max_age is not None and is_laid_out(self.storage) and len(self.storage):
-                oldest = max(int(version), int(self.statistics.newest)) - self.max_age
-                self.writer.remove((self._versions.values(self.storage) < oldest).nonzero()[:, 0])
+            if len(too_old := self._too_old(version)):
+                self.writer.remove(too_old)
             self.statistics.note_version(version)
 
 
@@ -291,17 +302,25 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         rows = data if isinstance(data, TensorDictBase) else rows_of(data)
         # TorchRL's own layers take 60 to 110 us per call, and would do nothing here.
         transforms = None
-        if type(rows) is TensorDict and not (options or self.counts_rows):
+        if type(rows) is TensorDict and not options:
             transforms = compat.direct_transforms(self, _DIRECT)
-        if not transforms or rows.get(self.priority_key, None) is not None:
+        if not transforms:
             return super().extend(rows, **options)
         for transform in reversed(transforms):
-            rows = transform.stored(rows)
+            if isinstance(transform, RowTransform):
+                rows = transform.stored(rows)
+        index: Tensor = self._offer(rows, self._write) if self.counts_rows else self._write(rows)
+        if compat.DRAWS_WAIT:
+            compat.wake_draws(self)
+        return index
+
+    def _write(self, rows: TensorDictBase) -> Tensor:
+        """Write rows and their priorities under one lock: a journal has both in one transaction."""
         with compat.replay_lock(self), compat.write_lock(self):
             index: Tensor = self.writer.extend(rows)
             self.sampler.extend(index)
-        if compat.DRAWS_WAIT:
-            compat.wake_draws(self)
+            if (priority := rows.get(self.priority_key, None)) is not None:
+                self.sampler.update_priority(index, priority, storage=self.storage)
         return index
 
     if not TYPE_CHECKING:  # which reads the overloads of the base class

@@ -161,14 +161,20 @@ class DiversityWriter(RewardPrioritizedWriter):
     def _compared(self) -> list[Features]:
         return [*super()._compared(), *([] if self._near is None else [self._near.features])]
 
-    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Moves:
+    def _offer(
+        self, data: Rows, key: Tensor, columns: list[Tensor], removed: Int64[np.ndarray, "m"]
+    ) -> Moves:
         exchange, storage, near = self._exchange, self._storage, self._near
         if self.cutoff_distance < 0 or near is None:
-            return super()._offer(data, key, columns)
+            return super()._offer(data, key, columns, removed)
+        if len(removed):  # first, or rows of the batch would be near to them
+            exchange.check(key)
+            near.version = None
+            self._carry_out(None, exchange.remove(storage, removed))
         is_full = compat.length_of(storage) == storage.max_size
         if self.when == "full" and not is_full:
             near.forget()
-            return super()._offer(data, key, columns)
+            return super()._offer(data, key, columns, removed[:0])
         exchange.check(key)
         exchange.sync(storage)
         value = np.ascontiguousarray(as_array(key), np.float64)
@@ -178,22 +184,22 @@ class DiversityWriter(RewardPrioritizedWriter):
             beats = value[row] >= lowest if self.tie == "newest" else value[row] > lowest
             if not beats.any():
                 near.version = None
-                return super()._offer(data, key, columns)
+                return super()._offer(data, key, columns, removed[:0])
             contenders = row[beats] if exchange.groups is None else row
         features = columns[-1] if columns else near.read(data)
         near.sync(storage, features, exchange.version)
-        kept, removed, prepared = self._far_apart(features, value, contenders)
+        kept, beaten, prepared = self._far_apart(features, value, contenders)
         # Fewer rows come in than go out: there is room for the hopeless after all.
-        if len(contenders) < len(row) and len(kept) < len(removed):
+        if len(contenders) < len(row) and len(kept) < len(beaten):
             contenders = row
-            kept, removed, prepared = self._far_apart(features, value, row)
+            kept, beaten, prepared = self._far_apart(features, value, row)
         slot = np.full(len(value), WORST)
         slot[contenders] = NEAR
         slot[contenders[kept]] = NO_SLOT
         prepared_at = np.full(len(value), -1)
         prepared_at[contenders] = np.arange(len(contenders))
         near.version = None  # until it has followed
-        moves = self._carry_out(data, exchange.offer(storage, data, key, columns, removed, slot))
+        moves = self._carry_out(data, exchange.offer(storage, data, key, columns, beaten, slot))
         chosen = tuple([column[prepared_at[moves.row]] for column in prepared])
         near.follow(moves, chosen if len(moves.row) else None, exchange.version)
         return moves

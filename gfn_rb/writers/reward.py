@@ -62,6 +62,7 @@ OnDuplicate = Literal["refresh", "keep"]
 # Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
 REASONS = {"duplicate": DUPLICATE, "near": NEAR, "group_full": GROUP_FULL, "worst": WORST}
 _N_REASONS = 1 - min(REASONS.values())
+_NO_SLOTS = np.zeros(0, np.int64)
 _GENERATION = "generation"  # of the state: how often each slot was written to
 
 
@@ -140,6 +141,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self.unique, self.on_duplicate = as_keys(unique), on_duplicate
         self.group, self.per_group = as_keys(group), per_group
         self.rejected = dict.fromkeys(REASONS, 0)
+        # Returns the slots of rows that leave with the next batch, such as those too old beside it.
+        self.leaving: Callable[[], Tensor] | None = None
         self._restored: dict[str, Any] | None = None  # a state, until there is a storage
         self._layout = RowLayout()
         self._exchange = RowExchange(KeyColumn(key), tie, largest)
@@ -239,7 +242,11 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         with one_thread(storage), whole_write(storage, self):
             if not storage.initialized:
                 self._lay_out(data, key)
-            slot: np.ndarray = self._offer(data, key, columns).slot.copy()
+            removed = _NO_SLOTS
+            if self.leaving is not None and len(leaving := self.leaving()):
+                compat.drop_prefetched(storage)
+                removed = on_host(leaving)[0].numpy()
+            slot: np.ndarray = self._offer(data, key, columns, removed).slot.copy()
         if len(rejected := -slot[slot < 0]):
             counts = np.bincount(rejected, minlength=_N_REASONS)
             for reason, number in REASONS.items():
@@ -382,9 +389,11 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             features(data)
         lay_out(self._storage, data[0])
 
-    def _offer(self, data: Rows, key: Tensor, columns: list[Tensor]) -> Moves:
+    def _offer(
+        self, data: Rows, key: Tensor, columns: list[Tensor], removed: Int64[np.ndarray, "m"]
+    ) -> Moves:
         """Write what is to be kept of a batch; all decisions are made on the host."""
-        pending = self._exchange.offer(self._storage, data, key, columns)
+        pending = self._exchange.offer(self._storage, data, key, columns, removed)
         return self._carry_out(data, pending)
 
     def _carry_out(self, data: Rows | None, pending: PendingExchange) -> Moves:
@@ -519,7 +528,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Make sure that a process this is sent to shares the state, rather than starts its own."""
         if self._storage is not None:
             self._exchange.ages(self._storage)
-        return super().__getstate__()
+        return {**super().__getstate__(), "leaving": None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({listed(self._options())})"
