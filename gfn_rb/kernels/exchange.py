@@ -68,9 +68,10 @@ STORED_AT, CAME_AT, WIDTH, N_BYTES, LEAF_SIZE = range(5)
 SLOT_OF, ROW, TARGET, SOURCE, N_RESULTS = range(5)
 
 _LEAVES = -1  # in place of the row that a slot holds: the slot is given up
-_N_SAMPLE = 1024  # rows by which a threshold is chosen
-_FEWEST, _PART = 1024, 32  # worst rows that are collected at once: as many, or one in so many
+_N_SAMPLE = 256  # rows by which a threshold is chosen
+_FEWEST, _PART = 1024, 16  # worst rows that are collected at once: as many, or one in so many
 _AHEAD = 8  # rows that are read ahead
+_SLOT_SIZE = SLOT.itemsize
 
 
 class Slots(NamedTuple):
@@ -362,6 +363,15 @@ def _leave(slot, slots, objects, groups, offer):
     slots.held[slot]["age"] = UNKNOWN
 
 
+@borrowing
+def _prefetch_slot(slot, slots, objects):
+    """Read ahead what is held of a slot, and its object."""
+    prefetch(slots.held.ctypes.data + _SLOT_SIZE * slot)
+    prefetch(objects.link.ctypes.data + 16 * slot)
+    width = 8 * objects.rows.shape[1]
+    prefetch_row(objects.rows.ctypes.data + width * slot, width)
+
+
 @compiled
 def exchange(offer, removed, slots, objects, groups, results, put):
     """Let rows of a batch in, in place of worse ones, and write them.
@@ -401,6 +411,8 @@ def exchange(offer, removed, slots, objects, groups, results, put):
         takes_last = offer.on_duplicate == REFRESH or offer.on_duplicate == KEEP
         is_chosen = _chosen_twins(offer.objects, code, key, takes_last, offer.is_newest)
         for i in range(n):
+            if i + _AHEAD < n and own[i + _AHEAD] >= 0:
+                _prefetch_slot(own[i + _AHEAD], slots, objects)
             s = own[i]
             if s >= 0 and offer.on_duplicate != REFRESH:
                 wins = key[i] > held[s]["key"] or (offer.is_newest and key[i] == held[s]["key"])
@@ -412,8 +424,11 @@ def exchange(offer, removed, slots, objects, groups, results, put):
                 has_own = True
     # Rows with a slot of their own come first: it is no other's, and not among those that leave.
     floor = -np.inf  # a key that the worst row of a full storage is not below
+    entries = objects.entry.ctypes.data
     for j in range(0 if has_own else n, 2 * n):
         i = j if j < n else j - n
+        if is_unique and i + _AHEAD < n:
+            prefetch(entries + 8 * (code[i + _AHEAD] >> objects.shift))
         if slot[i] != NO_SLOT or (own[i] >= 0) != (j < n):
             continue
         if key[i] < floor and own[i] < 0 and n_free == 0 and not is_grouped:
@@ -442,6 +457,9 @@ def exchange(offer, removed, slots, objects, groups, results, put):
                 slot[other["came"] - 1] = reason
                 other["came"] = 0
             _leave(out, slots, objects, groups, offer)
+            if is_unique and reason == WORST:  # the next to leave are most likely these
+                for k in range(1, min(5, slots.state[N_WORST])):
+                    _prefetch_slot(slots.worst[k]["slot"], slots, objects)
             if at >= 0:
                 free[n_free] = out
                 n_free += 1
