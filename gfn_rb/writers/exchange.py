@@ -264,9 +264,8 @@ class RowExchange:
         groups: np.ndarray, removed: np.ndarray, slot: np.ndarray | None, put: np.ndarray,
     ) -> PendingExchange:  # fmt: skip
         n = len(key)
-        results = np.full((N_RESULTS, 2 * n + len(removed)), NO_SLOT)
-        if slot is not None:
-            results[SLOT_OF, :n] = slot
+        results = np.empty((N_RESULTS, 2 * n + len(removed)), np.int64)
+        results[SLOT_OF, :n] = NO_SLOT if slot is None else slot
         offer = Offer(
             key,
             objects,
