@@ -1,7 +1,7 @@
 """Memory by its address: rows as bytes, and what is read ahead.
 
 An address that is wrong corrupts memory where an index would raise. Those who pass addresses check
-dtypes, shapes and strides before: ``gfn_rb/writers/exchange.py`` and ``gfn_rb/storages.py``. With
+dtypes, shapes and strides before, as ``gfn_rb/writers/exchange.py`` does. With
 ``NUMBA_DISABLE_JIT=1`` there are no addresses: nothing is read ahead, and PyTorch copies rows.
 """
 

@@ -38,9 +38,11 @@ class Signals:
     """A block that a number of signals interrupt, the first one after a delay."""
 
     def __init__(self, delay, number):
-        self.delay, self.number, self.struck = delay, number, 0
+        self.delay, self.number, self.struck, self.is_armed = delay, number, 0, False
 
     def _strike(self, *_):
+        if not self.is_armed:  # late: the call is over, and nobody would catch it
+            return
         self.struck += 1
         if self.struck >= self.number:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -51,16 +53,17 @@ class Signals:
         former, was_struck = signal.signal(signal.SIGALRM, self._strike), False
         try:
             try:
+                self.is_armed = True
                 signal.setitimer(signal.ITIMER_REAL, self.delay, 30e-6)
                 call()
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                self.is_armed = False
             except KeyboardInterrupt:
-                was_struck = True
-                end = time.monotonic() + 0.01  # the timer was stopped if the first one came late
+                was_struck, end = True, time.monotonic() + 0.01
                 while self.struck < self.number and time.monotonic() < end:
                     time.sleep(1e-5)
+                self.is_armed = False
         except KeyboardInterrupt:  # the second one, after the call
-            was_struck = True
+            was_struck, self.is_armed = True, False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
         return was_struck
