@@ -47,7 +47,7 @@ USES = {
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # unclosed files
-@pytest.mark.parametrize("step", [pytest.param(5, marks=pytest.mark.slow), 101])
+@pytest.mark.parametrize("step", [pytest.param(41, marks=pytest.mark.slow), 101])
 @pytest.mark.parametrize("error", [MemoryError, AllocationError])
 @pytest.mark.parametrize("name", USES)
 def test_no_good_file_is_called_bad(name, error, step, tmp_path):
