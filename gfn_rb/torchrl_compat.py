@@ -506,7 +506,7 @@ def has_queue(rb: ReplayBuffer) -> bool:
     return waits or bool(rb._prefetch) or getattr(rb, "_service_shutdown", False)
 
 
-def with_entries(rows: Any, info: dict[str, Any]) -> Any:
+def with_entries(rows: Any, info: dict[Any, Any]) -> Any:
     """Add what is known of a draw to its rows, as ``TensorDictReplayBuffer.sample`` does.
 
     Of rows in a flat TensorDict, entries are added past its checks (``TensorDict._tensordict``).

@@ -438,7 +438,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         return int(self.statistics.newest)
 
     @policy_version.setter
-    def policy_version(self, version: int) -> None:
+    def policy_version(self, version: Any) -> None:
         self._advance(as_count("policy_version", version, -(2**63)))
 
     def stats(self) -> dict[str, int | float | bool]:

@@ -13,10 +13,9 @@ from gfn_rb.arguments import kind_of
 from gfn_rb.containers.objects import hashes_of, state_columns, terminating_states
 from gfn_rb.errors import ArgumentError, KeyMismatchError
 from gfn_rb.numerics.flat import equal_bits
-from gfn_rb.shapes import Bool, Int64
 
-# Objects, which of them are whole (None for all), and what tells them apart.
-ObjectsOfRows: TypeAlias = tuple[Any, Bool[Tensor, "n"] | None, Int64[Tensor, "n d"]]
+# Objects; which of them are whole, bool [n], None for all; what tells them apart, int64 [n, d].
+ObjectsOfRows: TypeAlias = tuple[Any, Tensor | None, Tensor]
 
 # Entries that measure a row or count its steps.
 _NO_OBJECT = {

@@ -400,8 +400,8 @@ def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
 
 def _object_numbers(
     members: Sequence[ReplayBuffer], key: NestedKey, named: NestedKey | None
-) -> Int64[Tensor, "n"] | None:
-    """Return a number for each distinct object, -1 for rows that are no whole object."""
+) -> Tensor | None:
+    """Return a number for each distinct object, -1 for rows that are no whole object: int64 [n]."""
     parts = []
     for rb in members:
         for index in torch.arange(len(rb.storage)).split(_CHUNK):

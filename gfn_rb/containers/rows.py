@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, maybe_dense_stack
+from tensordict import NestedKey, TensorDict, TensorDictBase, maybe_dense_stack
 from torch import Tensor
 
 from gfn_rb.arguments import kind_of, shown
@@ -98,7 +98,7 @@ def _joined(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _column(name, value) for name, value in columns.items()}
 
 
-def _column(name: str, value: Any) -> Any:
+def _column(name: NestedKey, value: Any) -> Any:
     """Return a column as a tensor, nested where rows differ in length; text is left as it is."""
     if isinstance(value, Mapping):
         return _joined(value)

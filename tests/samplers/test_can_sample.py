@@ -159,7 +159,7 @@ def test_of_a_merged_buffer_of_uniform_members():
 
 def test_of_limits():
     limited = gfn_rb.reward_prioritized_buffer(
-        9, rate_limiter=RateLimiter(1.0, min_size=3, timeout=0)
+        9, rate_limiter=RateLimiter(1.0, min_size=3, timeout=0.0)
     )
     aged = gfn_rb.reward_prioritized_buffer(9, max_age=1)
     for step in range(3):
