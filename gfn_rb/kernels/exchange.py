@@ -19,6 +19,7 @@ An example, with room for two rows, one of each object::
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from gfn_rb.kernels.objects import (
     CODE_BITS,
     CODE_OF,
     END,
+    Objects,
     are_equal,
     codes_of,
     file_row,
@@ -627,3 +629,14 @@ def relabel(slot, key, slots, groups, is_grouped):
         _note(s, slots)
         if is_grouped:
             _join_group(s, groups.rows, s, code, groups, slots.held)
+
+
+def compile_exchange() -> None:
+    """Compile these loops, or read them from disk: a machine that has neither takes seconds."""
+    one, none, slots = np.zeros((1, 1), np.int64), np.zeros(0, np.int64), empty_slots(1)
+    offer = Offer(np.zeros(1), one, one, 0, True, REFRESH, 1, DUPLICATE, math.nan)
+    tables = [Objects(1, 1).table for _ in range(2)]
+    results = np.full((N_RESULTS, 2), NO_SLOT)
+    hold(np.zeros(0), none, one[:0], one[:0], slots, *tables)
+    exchange(offer, none, slots, *tables, results, none)
+    relabel(np.zeros(1, np.int64), np.zeros(1), slots, tables[1], True)

@@ -19,6 +19,7 @@ from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.column import KeyColumn
 from gfn_rb.containers.objects import ObjectsInRows, objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.kernels.exchange import compile_exchange
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import gumbel_like
@@ -38,6 +39,7 @@ def compile_loops() -> None:
 
     A machine that has not compiled them needs several seconds, and a timeout may be shorter.
     """
+    compile_exchange()
     objects, order = Objects(64, 1), Order(64)
     for n in (64, 1):  # changes of many rows and of few take different loops
         slot = np.arange(n)
