@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+pytest.importorskip("matplotlib")  # which benchmarks need, and tests do not install
+
 from benchmarks import figures, pages, records
 from benchmarks.published import rows, runs
 from benchmarks.published.runs import Result

@@ -307,7 +307,7 @@ def test_assigned_attributes_count_from_the_next_add(change, when, monkeypatch) 
         assert_same(mine.training_container, other.training_container)
 
 
-def test_attributes_that_are_fixed_name_the_option() -> None:
+def test_attributes_that_are_fixed_name_the_option(unchecked) -> None:
     rb, diverse = ours.ReplayBuffer(GRID, 5), ours.NormBasedDiversePrioritizedReplayBuffer(GRID, 5)
     with pytest.raises(ArgumentError, match=r"capacity cannot be assigned, it stays 5: make"):
         rb.capacity = 10

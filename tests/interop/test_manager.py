@@ -143,7 +143,7 @@ def test_rows_below_the_baseline_are_not_sent() -> None:
     assert made.replay_buffer.training_container.log_rewards.tolist() == [2.0, 3.0]
 
 
-def test_assigned_attributes_of_a_manager_take_effect() -> None:
+def test_assigned_attributes_of_a_manager_take_effect(unchecked) -> None:
     made = {}
 
     def add(rb, log_rewards):

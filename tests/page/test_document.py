@@ -139,7 +139,7 @@ WRONG_CURVES = {
 
 
 @pytest.mark.parametrize("message", WRONG_CURVES)
-def test_each_mistake_in_curves_has_its_message(message, tmp_path) -> None:
+def test_each_mistake_in_curves_has_its_message(message, tmp_path, unchecked) -> None:
     with pytest.raises(ArgumentError, match=message):
         gfn_rb.view({}, tmp_path / "page.html", curves=WRONG_CURVES[message])
     assert not (tmp_path / "page.html").exists()

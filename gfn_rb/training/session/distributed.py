@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from gfn_rb.checkpoint.api import outline
 from gfn_rb.checkpoint.recovery import verify_journal
@@ -223,7 +223,7 @@ def _train(
 
 
 def found_together(
-    told: Mapping[int, Mapping[str, Any]], modes: Mapping[int, TensorDictBase]
+    told: Mapping[int, Mapping[str, Any]], modes: Mapping[int, Any]
 ) -> dict[str, Any]:
     """Return what all ranks have found together, an object or mode of several ranks once.
 

@@ -187,7 +187,7 @@ def test_a_damaged_journal_is_recovered(capsys, tmp_path):
 
 
 HELP = "--help", "-h", "train --help", "train tfbind8 --help", "train tfbind8 --help-all"
-REFUSED = "", "fly", "train", "train tfbind8 --step 5", "train tfbind8 --lr 0", "train TFBind8"
+REFUSED = "fly", "train", "train tfbind8 --step 5", "train tfbind8 --lr 0", "train TFBind8"
 LOADED = """
 import sys
 from gfn_rb.training.cli import main
