@@ -41,7 +41,9 @@ def test_pyright_finds_the_wrong_lines_alone(tmp_path):
     (tmp_path / CODE.name).write_text(CODE.read_text())
     options = {"typeCheckingMode": "standard", "extraPaths": [str(CODE.parents[1])]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(options))
-    printed = checked(tmp_path, "basedpyright", "--outputjson")
+    printed = checked(
+        tmp_path, "basedpyright", "--outputjson", "--pythonpath", sys.executable
+    )  # or it takes the first Python of the path
     found = json.loads(printed)["generalDiagnostics"]
     wrong = [each["range"]["start"]["line"] + 1 for each in found if each["severity"] == "error"]
     assert wrong == marked(), printed

@@ -118,8 +118,8 @@ def _reachable(graph: Graph, start: str) -> set[str]:
 CLOSURES = {
     "from gfn_rb import SoftmaxRewardSampler": 3_500,
     "from gfn_rb import RewardPrioritizedWriter": 5_900,
-    "from gfn_rb import fifo_buffer": 9_500,
-    "import gfn_rb": 11_000,
+    "from gfn_rb import fifo_buffer": 10_500,
+    "import gfn_rb": 12_500,
 }
 # Each statement runs in a fork of one interpreter that has made the imports of others.
 _LOADED = """
