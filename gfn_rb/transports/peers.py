@@ -252,7 +252,7 @@ class Peer:
         with self._mailboxes.lock:
             untaken = self._mailboxes.of[self._transport.rank].get(self.rank, ())
             fits = sum(each.data.nbytes for each in untaken) <= room or self._mailboxes.closed
-            if not fits:  # under the lock: whoever takes a message next sees it
+            if not fits:  # under the lock: the next call that takes a message sees it
                 self.is_full = True
                 self.room.clear()
             return fits
