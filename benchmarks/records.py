@@ -53,7 +53,10 @@ CODE: dict[str, tuple[str, ...]] = {
     "training": (*_LEARNING, "benchmarks/training.py"),
     "diffusion": (*_LEARNING, "benchmarks/diffusion.py"),
     "learning": (*_LEARNING, "benchmarks/learning.py"),
-    "published": (*_LEARNING, "benchmarks/published", "benchmarks/fifty_lines.py"),
+    "published": (
+        *_LEARNING,
+        *("benchmarks/published", "benchmarks/sceptic", "benchmarks/fifty_lines.py"),
+    ),
     "language_model": (*_LEARNING, "benchmarks/language_model.py"),
     "distributed_learning": (*_LEARNING, "gfn_rb/remote", "gfn_rb/transports"),
     "simulation": ("gfn_rb/remote", "gfn_rb/transports", "benchmarks/simulation.py"),
@@ -82,6 +85,7 @@ def measured(
         "commit": _commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "machine": machine(),
+        "load": round(os.getloadavg()[0], 1),  # of the last minute: many processes slow each other
         "versions": versions(),
         "options": dict(options or {}),
         "seeds": list(seeds),

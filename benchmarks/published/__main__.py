@@ -16,13 +16,23 @@ import tyro
 
 from benchmarks.published.defaults import DEFAULTS, TUNED
 from benchmarks.published.page import write_page
-from benchmarks.published.rows import ROWS
-from benchmarks.published.runs import RESULTS, require_addable, run_all, save, summary
+from benchmarks.published.rows import ROWS, Row
+from benchmarks.published.runs import (
+    RESULTS,
+    Result,
+    require_addable,
+    run_all,
+    save,
+    summary,
+)
 from benchmarks.published.sceptic import SCEPTIC
 from benchmarks.records import RecordError
+from benchmarks.sceptic.rows import FROZEN
 
-_ROWS = ROWS | {row.name: row for rows in (DEFAULTS, TUNED, SCEPTIC) for row in rows.values()}
-Name: Any = Literal[(*_ROWS, "page")]
+_ROWS = ROWS | {
+    row.name: row for rows in (DEFAULTS, TUNED, SCEPTIC, FROZEN) for row in rows.values()
+}
+Name: Any = Literal[(*_ROWS, "sceptic", "page")]
 
 
 @dataclass(frozen=True)
@@ -31,8 +41,9 @@ class Options:
 
     row: tyro.conf.Positional[Name]
     """A row of docs/published.md, defaults_TASK for a task with default options, tuned_TASK for the
-    same with tuned ones, fifty_lines_ARM_TASK for it with a buffer of fifty lines, or "page" to
-    write that page from the results there are."""
+    same with tuned ones, fifty_lines_ARM_TASK for it with a buffer of fifty lines, sceptic_TASK_ARM
+    for a task that nothing was chosen on, "sceptic" for all of these, or "page" to write that page
+    from the results there are."""
     seeds: int = 3
     """How many seeds."""
     first_seed: int = 0
@@ -53,20 +64,22 @@ def main() -> int:
     if options.row == "page":
         write_page(options.out)
         return 0
-    row = _ROWS[options.row]
+    rows = [*FROZEN.values()] if options.row == "sceptic" else [_ROWS[options.row]]
     if options.calls is not None:
-        row = changed(row, calls=options.calls)
-    if options.calls is None and not options.replace:
+        rows = [changed(row, calls=options.calls) for row in rows]
+    elif not options.replace:
         try:
-            require_addable(options.out, row)
+            for row in rows:
+                require_addable(options.out, row)
         except RecordError as error:
             sys.exit(str(error))
-    seeds, results = range(options.first_seed, options.first_seed + options.seeds), []
-    for result in run_all(row, seeds, options.jobs):
-        results.append(result)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    results: dict[Row, list[Result]] = {}
+    for row, result in run_all(rows, seeds, options.jobs):
+        results.setdefault(row, []).append(result)
         if options.calls is None:
             save(options.out, row, [result], options.replace)
-    print(summary(row, results))
+    print("\n\n".join(summary(row, found) for row, found in results.items()))
     return 0
 
 

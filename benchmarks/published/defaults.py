@@ -29,7 +29,7 @@ CHOSEN_ON = (
 )
 """The tasks that the defaults were compared on when they were chosen; the others report on them."""
 
-_FIGURES = (
+FIGURES = (
     Figure("modes found", "modes_found", None),
     Figure("total variation", "total_variation", None, False, digits=4),
     Figure("error of log Z", "log_z_gap", None, False, digits=3),
@@ -48,7 +48,7 @@ def figures_of(trainer: Trainer) -> dict[str, float]:
     known = {**trainer.discovery.columns(), **trainer.fit.columns()}
     if trainer.env.n_modes == 0:  # none are defined
         known["modes_found"] = None
-    return {each.key: known[each.key] for each in _FIGURES if known.get(each.key) is not None}
+    return {each.key: known[each.key] for each in FIGURES if known.get(each.key) is not None}
 
 
 def _of(name: str, calls: int, batch_size: int = 32, title: str | None = None) -> Row:
@@ -68,7 +68,7 @@ def _new(name: str, title: str, config: TrainConfig, calls: int, n_modes: int = 
         settings="",
         config=config,
         calls=calls,
-        figures=_FIGURES,
+        figures=FIGURES,
         measure=figures_of,
         n_modes=n_modes,
     )

@@ -38,14 +38,23 @@ class Landscape(ScoredSequenceEnv):
         self.alphabet = "ACGT" if n_letters == 4 else "01"
         super().__init__(n_letters, length, "append", device=device)
         generator = torch.Generator().manual_seed(seed)
-        index = torch.arange(n_letters**length)
-        letter = to_digits(index, n_letters, length)
-        # each object with one other letter in one place, [N, length * (n_letters - 1)]
-        power = n_letters ** torch.arange(length - 1, -1, -1)
-        other = (letter[:, :, None] + torch.arange(1, n_letters)) % n_letters
-        near = index[:, None, None] + (other - letter[:, :, None]) * power[:, None]
-        log_reward, modes = _made(kind, letter, near.flatten(1), generator)
+        letter = to_digits(torch.arange(n_letters**length), n_letters, length)
+        log_reward, modes = _made(kind, letter, neighbours(letter, n_letters), generator)
         self._register_scores(log_reward.exp(), log_reward, modes)
+
+
+def neighbours(letter: Tensor, n_letters: int) -> Tensor:
+    """Return the sequences with one other letter, [N, length * (n_letters - 1)].
+
+    Args:
+        letter: letters of all sequences in order, [N, length].
+        n_letters: size of the alphabet.
+    """
+    n, length = letter.shape
+    power = n_letters ** torch.arange(length - 1, -1, -1)
+    other = (letter[:, :, None] + torch.arange(1, n_letters)) % n_letters
+    near = torch.arange(n)[:, None, None] + (other - letter[:, :, None]) * power[:, None]
+    return near.flatten(1)
 
 
 def _made(

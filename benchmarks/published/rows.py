@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,6 +69,8 @@ class Row:
         milestones: numbers of modes, in ascending order; the calls until each are figures named
             "calls_to_N", and a run ends at the last. A run that falls short has all its calls.
         hooks: returns new hooks of a run.
+        trainer: returns what trains, given the configuration and the hooks: a trainer, or a peer
+            with a method ``step`` and with ``env``, ``discovery`` and ``fit`` of a trainer.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Row:
     looks: tuple[int, ...] = ()
     milestones: tuple[int, ...] = ()
     hooks: Callable[[], Hooks] = Hooks
+    trainer: Callable[..., Any] = Trainer
 
     @property
     def calls_per_step(self) -> int:

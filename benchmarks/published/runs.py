@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -20,7 +19,6 @@ import torch
 from benchmarks import records
 from benchmarks.published.rows import Figure, Row
 from benchmarks.records import RecordError, read, require_same
-from gfn_rb.training import Trainer
 from gfn_rb.training.metrics import ExactFit
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -51,17 +49,19 @@ class Result:
     measured: dict[str, Any] | None = None
 
 
-def run_all(row: Row, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
-    """Run a row with every seed, in processes of one thread each, and give each result in turn.
+def run_all(rows: Sequence[Row], seeds: Iterable[int], jobs: int) -> Iterator[tuple[Row, Result]]:
+    """Run rows with every seed, in processes of one thread each, and give each result in turn.
 
     Args:
-        row: what to run.
+        rows: what to run; all of them with the first seed, then all with the next.
         seeds: with which seeds.
         jobs: number of processes.
     """
+    pairs = [(row, seed) for seed in seeds for row in rows]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(partial(run_one, row), seeds)
+        results = pool.map(run_one, *zip(*pairs, strict=True))
+        yield from ((row, result) for (row, _), result in zip(pairs, results, strict=True))
 
 
 def run_one(row: Row, seed: int) -> Result:
@@ -73,8 +73,9 @@ def run_one(row: Row, seed: int) -> Result:
     """
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     torch.set_num_threads(1)
+    torch.manual_seed(seed)  # of peers without a generator of their own
     begun = time.process_time()
-    trainer = Trainer(replace(row.config, seed=seed), hooks=row.hooks())
+    trainer = row.trainer(replace(row.config, seed=seed), hooks=row.hooks())
     found, curve, reached, n_fresh = trainer.discovery, [], {}, 0
     measured, fit = 0.0, []
     while n_fresh < row.calls and not (row.milestones and len(reached) == len(row.milestones)):

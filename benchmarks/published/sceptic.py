@@ -45,6 +45,9 @@ class FiftyReplay:
     def store(self, rb: ReplayBuffer, items: TensorDictBase) -> None:
         """Store a batch of fresh trajectories."""
         x = items["state"][torch.arange(len(items)), items["length"] - 1]
+        condition = items.get("condition", None)
+        if condition is not None:  # under another one the same state is another object
+            x = torch.cat([x.flatten(1).float(), condition.flatten(1).float()], 1)
         rows = {str(name): value for name, value in rb.transform.inv(items.copy()).items()}
         self._rows.extend({**{f"row {name}": value for name, value in rows.items()},
                            "log_reward": items["log_reward"], _OBJECT: x})  # fmt: skip
