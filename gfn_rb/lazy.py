@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
     def __getattr__(name: str) -> Any:
         if name not in where:
             hint = _hint(module, name, sorted(where))
+            # `from package import name` replaces the text of an AttributeError by its own. Before
+            # that, importlib asks here, and then imports a module of that name.
+            is_from = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+            if hint and is_from and find_spec(f"{package}.{name}") is None:
+                raise ImportError(f"cannot import name {name!r} from {package!r}{hint}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         value = getattr(import_module(str(where[name])), name)
         setattr(module, name, value)  # from now on without this function

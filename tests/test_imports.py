@@ -82,6 +82,7 @@ def outputs() -> dict[str, str]:
         "import gfn_rb": LOADED.format(statement="import gfn_rb", heavy=HEAVY),
         "import scipy": LOADED.format(statement="import scipy", heavy=HEAVY),
         "the core": core_program(),
+        "modules": f"from gfn_rb import {', '.join(top_modules())}",
         **{name: WITHOUT.format(names=(name,), statement=f"import {name}") for name in BLOCKED},
     }
     command = [sys.executable, "-c", FORKS, json.dumps([*programs.values()])]
@@ -93,6 +94,13 @@ def outputs() -> dict[str, str]:
 def core_modules() -> list[str]:
     """Every module but those whose business an optional dependency is."""
     return [name for name in MODULES if not name.startswith(OPTIONAL)]
+
+
+def top_modules() -> list[str]:
+    """The modules and packages directly below the package, some of which have the name of another
+    export nearly.
+    """
+    return [info.name for info in pkgutil.iter_modules(gfn_rb.__path__) if info.name[0] != "_"]
 
 
 def public_packages() -> list[ModuleType]:
@@ -143,6 +151,10 @@ def undeclared(files: dict[str, Path]) -> list[str]:
 
 def test_import_loads_nothing_heavy_and_the_core_needs_little(outputs: dict[str, str]) -> None:
     assert outputs["import gfn_rb"] == outputs["the core"] == ""
+
+
+def test_modules_are_imported_from_the_package_as_its_exports_are(outputs: dict[str, str]) -> None:
+    assert outputs["modules"] == ""
 
 
 def test_a_heavy_import_and_a_missing_dependency_would_be_seen(outputs: dict[str, str]) -> None:

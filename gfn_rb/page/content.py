@@ -18,6 +18,7 @@ from gfn_rb.codec.primitives import one_line
 from gfn_rb.envs import GFNEnv
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.numerics.flat import flat_rows
+from gfn_rb.page.logos import Logo, read_logos
 from gfn_rb.shapes import Float, Float64, Int64, Shaped
 from gfn_rb.writers.features import Features
 
@@ -47,6 +48,7 @@ class BufferContent:
         words: the objects of the rows shown.
         modes: number of modes that they reach, in words.
         position, axes: their places on the map and the names of its axes; None if there is no map.
+        logos: letters of the best objects by place, if the objects are sequences of one length.
         notes: what could not be shown and why, by the part of the page that lacks it.
     """
 
@@ -59,6 +61,7 @@ class BufferContent:
     modes: str = ""
     position: Float64[Tensor, "m 2"] | None = None
     axes: tuple[str, str] = ("", "")
+    logos: dict[str, Logo] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -127,6 +130,9 @@ def read_content(
         return content
     with _noted(content, "words"):
         content.words = stored.words_of(words, objects)
+    if columns.log_reward is not None:
+        with _noted(content, "letters"):
+            content.logos = read_logos(content.words, env, words)
     content.words = [
         each if len(each) <= _WIDTH else f"{each[: _WIDTH - 3]}..."
         for each in content.words or stored.default_words(objects)

@@ -43,9 +43,10 @@ def view(
     """Write one HTML page that shows what a buffer keeps and what it draws.
 
     The page opens from disk in any browser and requests nothing from a network. It shows a verdict,
-    a map of the objects beside their ages, a table of them, rewards of kept and of drawn rows, and
-    how draws concentrate on few rows. A selection in a plot selects the rows in the other plot and
-    in the table. Of more than 20,000 rows, the best and a random part of the others are shown.
+    which letters the best sequences have in each place, a map of the objects beside their ages, a
+    table of them, rewards of kept and of drawn rows, and how draws concentrate on few rows. A
+    selection in a plot selects the rows in the other plot and in the table. Of more than 20,000
+    rows, the best and a random part of the others are shown.
 
     Args:
         rb: the buffer, which is not changed; or buffers by name. Each gets a verdict, and the first
@@ -85,7 +86,7 @@ def view(
         from bokeh.resources import INLINE
     except ModuleNotFoundError as error:
         raise GfnRbError("bokeh is not installed: pip install 'gfn_rb[view]'") from error
-    from gfn_rb.page.plots import plot_curves, plot_draws, plot_objects
+    from gfn_rb.page.plots import plot_curves, plot_draws, plot_logos, plot_objects
 
     measured = {} if curves is None else checked_curves(curves)
     buffers = rb if isinstance(rb, Mapping) else {"": rb}
@@ -110,7 +111,8 @@ def view(
     for name, content in [*held.items()][:1]:
         parts, scripts = plot_objects(content)
         document.js_on_event("document_ready", *scripts)
-        of_buffer = {f"Buffer of {name}" if name else "Buffer": [*parts, *plot_draws(content)]}
+        parts = [*plot_logos(content), *parts, *plot_draws(content)]
+        of_buffer = {f"Buffer of {name}" if name else "Buffer": parts}
         sections = of_buffer | sections if len(buffers) == 1 else sections | of_buffer
     notes = []
     for part, note in chain(*(each.notes.items() for each in held.values())):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from gfn_rb.page.curves import AGE, CALLS, Columns, plots_of
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _GREY = "#767676"
 _BINS = 40
+_N_TICKS = 20  # at most one for each place
 _N_POINTS = 200  # of a mean over several runs, or of the concentration of draws
 # Of the table: heading, lowest width in pixels, format of numbers.
 _TABLE = {
@@ -106,6 +108,38 @@ def plot_objects(content: BufferContent) -> tuple[list[Section], list[models.Cus
     text = f"The last column tells how many of 1,000 batches of {n:,} rows contain the object."
     parts.append(Section("table", "Objects", f"A click on a heading sorts. {text}", table))
     return parts, [start, fill]
+
+
+def plot_logos(content: BufferContent) -> Iterator[Section]:
+    """Yield the letters of the best objects by place, as stacked bars of one scale."""
+    top = max((logo.bits.sum(1).max() for logo in content.logos.values()), default=0.0)
+    for i, (name, logo) in enumerate(content.logos.items()):
+        order = logo.bits.argsort(1, kind="stable")  # the most frequent letter is at the top
+        height = np.take_along_axis(logo.bits, order, 1)
+        end = height.cumsum(1)
+        place = np.arange(1, len(height) + 1)[:, None].repeat(height.shape[1], 1)
+        bars = {
+            "x": place, "bottom": end - height, "top": end, "middle": end - height / 2,
+            "letter": np.array(logo.letters)[order],
+            "color": np.array([*islice(cycle(COLORS), len(logo.letters))])[order],
+        }  # fmt: skip
+        seen = height > top / 100
+        source = models.ColumnDataSource({key: each[seen] for key, each in bars.items()})
+        legible = models.CDSView(filter=models.BooleanFilter((height > top / 15)[seen].tolist()))
+        plot = _plot("place", "information, bits", y_range=(0, max(1.05 * top, 1e-3)))
+        plot.vbar("x", 0.9, "top", "bottom", source=source, color="color", line_color="white")
+        plot.text(
+            "x", "middle", "letter", source=source, view=legible, text_align="center",
+            text_baseline="middle", text_color="white", text_font_style="bold",
+        )  # fmt: skip
+        if len(height) <= _N_TICKS:
+            plot.xaxis.ticker = models.SingleIntervalTicker(interval=1)
+        text = (
+            f"Of {logo.n:,} different objects. Where a bar is high, their letters agree; its parts "
+            "are the shares of the letters."
+        )
+        place_on_page = f"logo_{i}" if len(content.logos) > 1 else "logo"
+        yield Section(place_on_page, f"Letters of the {name}", text, plot)
 
 
 def plot_draws(content: BufferContent) -> Iterator[Section]:

@@ -17,7 +17,7 @@ from gfn_rb import (
     reward_prioritized_buffer,
     terminating_state_buffer,
 )
-from gfn_rb.envs import HyperGrid
+from gfn_rb.envs import HyperGrid, QM9Strings, TFBind8
 from gfn_rb.page import content
 from gfn_rb.page.content import (
     columns_of,
@@ -219,3 +219,49 @@ def test_a_page_changes_nothing_that_is_drawn_later() -> None:
     rbs = [grid_buffer(sampler=RankRewardSampler(), generator=seeded()) for _ in range(2)]
     read_content(rbs[0], ENV)
     assert np.array_equal(rbs[0].sample()["state"], rbs[1].sample()["state"])
+
+
+# Sequence logos.
+
+
+def written(words, env=None):
+    """The content of a buffer of these words, the first of the highest reward."""
+    state = torch.arange(len(words))[:, None].expand(-1, 3) if env is None else env.parse(words)
+    rb = fifo_buffer(200)
+    rb.extend({"state": state, "log_reward": -torch.arange(len(words)).float()})
+    return read_content(rb, env, env or (lambda states: [words[i] for i in states[:, 0]]))
+
+
+def test_a_logo_has_the_information_of_each_letter_in_each_place() -> None:
+    (logo,) = written(["AC", "AC", "AG", "TG", "TT"]).logos.values()
+    assert (logo.n, logo.letters) == (4, ["A", "C", "G", "T"])  # one word is there twice
+    # A and T with 1/2 each: 2 - 1 bits. C and T with 1/4, G with 1/2: 2 - 3/2 bits.
+    assert logo.bits == pytest.approx(np.array([[0.5, 0, 0, 0.5], [0, 1 / 8, 1 / 4, 1 / 8]]))
+
+
+def test_a_logo_of_rows_stands_beside_that_of_as_many_of_all_objects() -> None:
+    env = TFBind8()
+    order = env.log_reward(env.terminating_states()).argsort(descending=True, stable=True)
+    best = env.describe(env.terminating_states()[order[:150]])
+    rows, target = written(best, env).logos.values()
+    assert rows.n == target.n == 100
+    assert rows.bits == pytest.approx(target.bits)
+    rows, target = written(["AAAAAAAA", "AAAAAAAC"], env).logos.values()
+    assert target.n == 2
+    assert rows.bits[:7].sum(1) == pytest.approx(np.log2(len(rows.letters)))
+
+
+def test_letters_may_be_of_several_characters() -> None:
+    env = QM9Strings()
+    block = max(env.alphabet[: env.n_letters], key=len)
+    rows, _ = written([env.separator.join([block] * 5), "C-C-C-C-C"], env).logos.values()
+    share = rows.bits[0] / rows.bits[0].sum()
+    assert dict(zip(rows.letters, share.tolist(), strict=True))[block] == 0.5
+
+
+@pytest.mark.parametrize(
+    "words", [["AC", "ACG"], ["1 2", "3 4"], ["A", "C"], ["A" * 61], []],
+    ids=["of two lengths", "numbers", "single letters", "long", "none"],
+)  # fmt: skip
+def test_other_words_have_no_logo(words) -> None:
+    assert written(words).logos == {}
