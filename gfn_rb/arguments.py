@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from gfn_rb.errors import ArgumentError
+from gfn_rb.gone import NamesGoneOptions
 
 _MOST = 2**63 - 1
 _TEXT = Repr()  # of an object whose own repr raises, its class and address
 _TEXT.maxother = _MOST
 
 
-class KeepsArguments:
+class KeepsArguments(NamesGoneOptions):
     """Keeps the arguments of its constructor, from which an equal object can be made.
 
     Attributes:
@@ -30,7 +31,7 @@ class KeepsArguments:
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Make an object that keeps its arguments."""
-            made = super().__new__(cls)
+            made = super().__new__(cls, *args, **kwargs)
             made.__dict__["constructor_arguments"] = (args, kwargs)  # before nn.Module is set up
             return made
 

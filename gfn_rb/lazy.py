@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gfn_rb.gone import refuse_name
+
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
     """Return a package's ``__getattr__`` and its ``__all__``.
@@ -32,6 +34,7 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
 
     def __getattr__(name: str) -> Any:
         if name not in where:
+            refuse_name(package, name)
             hint = _hint(module, name, sorted(where))
             # `from package import name` replaces the text of an AttributeError by its own. Before
             # that, importlib asks here, and then imports a module of that name.

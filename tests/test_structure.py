@@ -28,7 +28,7 @@ ROOT = Path(gfn_rb.__file__).parent
 # In order; the modules of one entry may import each other. "" is gfn_rb/__init__.py, which may
 # import all and be imported by none.
 LAYERS = (
-    ("arguments", "errors", "keys", "lazy", "shapes", "start_method", "stopwatch"),
+    ("arguments", "errors", "gone", "keys", "lazy", "shapes", "start_method", "stopwatch"),
     ("kernels",),
     ("numerics",),
     ("torchrl_compat",),

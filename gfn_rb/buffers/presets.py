@@ -39,6 +39,7 @@ from gfn_rb.buffers.transforms import (
     KeepTransitions,
 )
 from gfn_rb.errors import ArgumentError
+from gfn_rb.gone import refuse_gone
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
@@ -255,6 +256,7 @@ def build(
 
 
 def _check_options(options: Any) -> None:
+    refuse_gone(options, BufferOptions.__annotations__)
     for name in options:
         if name not in BufferOptions.__annotations__:
             presets = (reward_prioritized_buffer, diverse_buffer, terminating_state_buffer)

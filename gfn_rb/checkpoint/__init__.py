@@ -6,6 +6,7 @@ from gfn_rb.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from gfn_rb.checkpoint.api import (
+        AtomicCheckpoint as AtomicCheckpoint,
         load_checkpoint as load_checkpoint,
         load_state as load_state,
         save_checkpoint as save_checkpoint,

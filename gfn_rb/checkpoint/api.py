@@ -27,6 +27,7 @@ from gfn_rb.errors import (
 from gfn_rb.sharing import journal_of
 
 _CPU = torch.device("cpu")
+_IN_FOLDER = "rb.ckpt"  # the file of an AtomicCheckpoint
 
 # The values of a file; save_state writes the last one alone.
 ROWS, BUFFERS, VALUES = "rows", "buffers", "values"
@@ -102,6 +103,56 @@ def load_checkpoint(
     extra = _values_of(file, _CPU)
     restore_from(file, rb)
     return extra
+
+
+class AtomicCheckpoint:
+    """A buffer as a component of TorchRL's ``torchrl.checkpoint.Checkpoint``.
+
+    A buffer's own ``dumps``, which TorchRL would call, writes several files one after another and
+    pickles prefetched batches. This component writes one file of :func:`save_checkpoint`, without
+    pickle, and reads it as :func:`load_checkpoint` does.
+
+    Args:
+        rb: buffer or merged buffer.
+        secret: :class:`~gfn_rb.checkpoint.Secret` to write and read the file with. None: its
+            checksums detect accidents alone.
+
+    Examples:
+        >>> checkpoint = torchrl.checkpoint.Checkpoint(policy=policy, rb=AtomicCheckpoint(rb))
+        >>> checkpoint.save("run")
+    """
+
+    def __init__(self, rb: ReplayBuffer, secret: Secret | None = None) -> None:
+        require_kind("rb", rb, ReplayBuffer)
+        self.rb, self.secret = rb, secret
+
+    def dump(self, path: str | PathLike[str]) -> None:
+        """Save the buffer in a folder.
+
+        Args:
+            path: folder, created if missing. Its older checkpoint is replaced in one step.
+
+        Raises:
+            CheckpointError: the buffer cannot be saved. The older checkpoint is unchanged.
+        """
+        folder = Path(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot make the folder {path}: {error.strerror}") from error
+        save_checkpoint(folder / _IN_FOLDER, self.rb, secret=self.secret)
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Restore the buffer from a folder that :meth:`dump` wrote.
+
+        Args:
+            path: folder.
+
+        Raises:
+            CheckpointError: the file is missing, damaged or of another buffer. The buffer is
+                unchanged.
+        """
+        load_checkpoint(Path(path) / _IN_FOLDER, self.rb, secret=self.secret)
 
 
 def save_state(

@@ -10,7 +10,13 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from gfn_rb.losses.base import LOSSES, BalanceLoss, Loss, linex
-from gfn_rb.losses.completions import clipped_ratio, completion_log_prob, group_residual
+from gfn_rb.losses.completions import (
+    clipped_ratio,
+    clipped_surrogate,
+    completion_log_prob,
+    group_residual,
+    token_log_prob,
+)
 from gfn_rb.losses.detailed_balance import DetailedBalance, ModifiedDetailedBalance
 from gfn_rb.losses.flow_matching import FlowMatching
 from gfn_rb.losses.trajectory_balance import (
@@ -33,7 +39,9 @@ __all__ = [
     "TrajectoryBalance",
     "VarGrad",
     "clipped_ratio",
+    "clipped_surrogate",
     "completion_log_prob",
     "group_residual",
     "linex",
+    "token_log_prob",
 ]

@@ -17,6 +17,7 @@ from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs.base import GFNEnv, require_env
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
+from gfn_rb.gone import NamesGoneOptions
 from gfn_rb.numerics.flat import is_readable
 from gfn_rb.rollout.log_probs import both_log_probs
 from gfn_rb.rollout.outputs import require_direction
@@ -86,7 +87,7 @@ def linex(
     return cost / alpha**2
 
 
-class Loss(nn.Module, ABC, Generic[C]):
+class Loss(NamesGoneOptions, nn.Module, ABC, Generic[C]):
     """Base class of losses: constraints that hold in every row once the policy is right.
 
     ``residual`` returns by how much each row violates its constraint, in nats, ``evaluate`` returns

@@ -34,12 +34,28 @@ def completion_log_prob(
         ArgumentError: ``tokens`` or ``mask`` has another dtype.
         ShapeError: ``tokens`` or ``mask`` has another shape than [n, T] of the logits.
     """
+    return token_log_prob(logits, tokens, mask).sum(-1)
+
+
+def token_log_prob(
+    logits: Float[Tensor, "n T V"], tokens: Int64[Tensor, "n T"], mask: Bool[Tensor, "n T"]
+) -> Float[Tensor, "n T"]:
+    """Return the log-probability of each token, 0 outside of completions, with gradient.
+
+    Arguments and errors are those of :func:`completion_log_prob`. Stored beside the tokens, it is
+    what :func:`clipped_surrogate` and :func:`clipped_ratio` compare later policies with.
+
+    Args:
+        logits: output of the model at each position, for the token at that position.
+        tokens: tokens of each completion, the end token included. Padding may be any token.
+        mask: whether a position belongs to the completion; False for prompt and padding.
+    """
     _require_shape(logits.shape[:-1], tokens=tokens, mask=mask)
     for name, given, dtype in (("tokens", tokens, torch.int64), ("mask", mask, torch.bool)):
         if given.dtype != dtype:
             raise ArgumentError(f"{name} must be {dtype}, got {given.dtype}")
     log_prob = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    return log_prob.where(mask, 0).sum(-1)
+    return log_prob.where(mask, 0)
 
 
 def group_residual(
@@ -120,6 +136,52 @@ def clipped_ratio(
         raise ArgumentError(f"clip must be a positive number, got {clip}")
     log_ratio = log_prob.detach() - behaviour_log_prob
     return log_ratio.clamp(max=math.log(clip)).exp()
+
+
+def clipped_surrogate(
+    log_prob: Float[Tensor, "n *T"],
+    stored_log_prob: Float[Tensor, "n *T"],
+    advantage: Float[Tensor, "n"],
+    clip: float = 0.2,
+    clip_above: float | None = None,
+) -> Float[Tensor, "n *T"]:
+    r"""Return the clipped cost of stored completions under the current policy, with gradient.
+
+    .. math:: c = -\min(\rho A, \operatorname{clip}(\rho, 1 - \epsilon, 1 + \epsilon') A),
+       \quad \rho = p_\theta / p_{stored},
+
+    for each completion or each token (PPO, Schulman et al. 2017, arXiv:1707.06347; with advantages
+    relative to a group GRPO, Shao et al. 2024, arXiv:2402.03300). The gradient is 0 where the ratio
+    has left the interval in the direction of the advantage. Presets drop ``log_prob`` unless it is
+    kept (``keep=["log_prob"]``)::
+
+        log_prob = token_log_prob(model(batch["tokens"]), batch["tokens"], mask)
+        cost = clipped_surrogate(log_prob, batch["log_prob"], batch["advantage"])
+        loss = (cost * mask).sum() / mask.sum()
+
+    Args:
+        log_prob: log-probabilities under the current policy in nats, [n] of completions or [n, T]
+            of tokens.
+        stored_log_prob: those under the policy that made the completions, of the same shape.
+        advantage: advantage A of each completion.
+        clip: epsilon, above 0 and below 1.
+        clip_above: epsilon', above 0 (DAPO, Yu et al. 2025, arXiv:2503.14476, has 0.28). Default:
+            ``clip``.
+
+    Raises:
+        ArgumentError: a limit is out of range.
+        ShapeError: the arguments differ in shape.
+    """
+    clip_above = clip if clip_above is None else clip_above
+    for name, value, most in (("clip", clip, 1.0), ("clip_above", clip_above, math.inf)):
+        require_number(name, value)
+        if not 0 < value < most:
+            raise ArgumentError(f"{name} must be above 0 and below {most:g}, got {value}")
+    _require_shape(log_prob.shape, stored_log_prob=stored_log_prob)
+    _require_shape(log_prob.shape[:1], advantage=advantage)
+    of_each = advantage.reshape(-1, *[1] * (log_prob.ndim - 1))
+    ratio = (log_prob - stored_log_prob).exp()
+    return -torch.minimum(ratio * of_each, ratio.clamp(1 - clip, 1 + clip_above) * of_each)
 
 
 def _require_shape(shape: torch.Size, **tensors: Tensor) -> None:

@@ -1,6 +1,7 @@
 """Buffers across ranks: workers send items to managers, which score, keep and share them."""
 
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
+from gfn_rb.gone import without_gone
 from gfn_rb.remote.baseline import Baseline, BaselineFilter
 from gfn_rb.remote.manager import ReplayBufferManager
 from gfn_rb.remote.messages import Reply, SenderStatistics, WorkerStatistics
@@ -24,3 +25,5 @@ __all__ = [
     "decode_frame",
     "encode_frame",
 ]
+
+__getattr__ = without_gone(__name__)

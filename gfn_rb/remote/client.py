@@ -23,6 +23,7 @@ from gfn_rb.errors import (
     RemoteError,
     TransportTimeoutError,
 )
+from gfn_rb.gone import NamesGoneOptions
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame, check_rows
 from gfn_rb.remote.messages import (
     DATA_TAG,
@@ -50,7 +51,7 @@ _NUMBERS: WeakKeyDictionary[Transport, Iterator[int]] = WeakKeyDictionary()
 _OPEN: WeakKeyDictionary[Transport, ref[ManagerClient]] = WeakKeyDictionary()
 
 
-class ManagerClient:
+class ManagerClient(NamesGoneOptions):
     """Base class of workers: sends each manager the rows that it owns, and accounts for each row.
 
     A manager that does not answer in time is lost. Its unanswered rows are counted as lost, and

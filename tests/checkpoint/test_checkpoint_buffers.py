@@ -1,5 +1,6 @@
 """A restored buffer continues bit for bit like the one that was saved."""
 
+import pickle
 from itertools import product
 
 import pytest
@@ -18,6 +19,7 @@ from checkpoint.checkpoint_runs import (
 from checkpoint.test_ragged_rows import make_buffer as ragged_buffer, make_rows as ragged_rows
 from factories import assert_equal, trajectories
 from tensordict import TensorDict
+from torchrl.checkpoint import Checkpoint
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
@@ -40,11 +42,13 @@ from gfn_rb.buffers import (
     terminating_state_buffer,
 )
 from gfn_rb.checkpoint import (
+    AtomicCheckpoint,
     load_checkpoint,
     load_state,
     save_checkpoint,
     schedule_state,
 )
+from gfn_rb.errors import CheckpointError
 from gfn_rb.samplers import PrioritySampler, SoftmaxRewardSampler
 
 FRESH = pytest.mark.parametrize("fresh", [True, False], ids=["fresh", "in use"])
@@ -288,3 +292,34 @@ def test_a_restored_schedule_goes_on_like_one_never_interrupted(make, tmp_path):
         anneal.step()
         its.step()
     assert rb.sampler.temperature != 2.0
+
+
+# A buffer as a component of TorchRL's Checkpoint.
+
+
+def filled():
+    rb = reward_prioritized_buffer(9, batch_size=4, prefetch=2)
+    rb.extend(rows(9))
+    rb.sample()
+    return rb
+
+
+@pytest.mark.parametrize("name", ["run", "run.zip"])
+def test_torchrls_checkpoint_holds_one_file_and_nothing_pickled(name, tmp_path, monkeypatch):
+    rb, again = (MergedReplayBuffer(filled(), filled(), p="size", batch_size=8) for _ in range(2))
+    for each in ("load", "loads", "dump", "dumps"):
+        monkeypatch.delattr(pickle, each)
+    form = {"format": "archive"} if name.endswith("zip") else {}
+    Checkpoint(rb=AtomicCheckpoint(rb), **form).save(tmp_path / name)
+    Checkpoint(rb=AtomicCheckpoint(again)).load(tmp_path / name)
+    for member in (0, 1):
+        assert_equal(again[member][:], rb[member][:])
+        assert_equal(again[member].sample(), rb[member].sample())
+
+
+def test_a_folder_without_a_dump_is_refused(tmp_path):
+    rb = filled()
+    before = rb[:].clone()
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        AtomicCheckpoint(rb).load(tmp_path)
+    assert_equal(rb[:], before)

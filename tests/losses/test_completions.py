@@ -6,7 +6,13 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gfn_rb.losses import clipped_ratio, completion_log_prob, group_residual
+from gfn_rb.losses import (
+    clipped_ratio,
+    clipped_surrogate,
+    completion_log_prob,
+    group_residual,
+    token_log_prob,
+)
 
 N_COMPLETIONS = 7
 
@@ -95,3 +101,42 @@ def test_ratio_is_clipped_and_a_group_without_weight_is_finite():
     residual = group_residual(log_prob, behaviour, torch.zeros(3), group, weight)
     (weight * residual.square()).mean().backward()
     assert log_prob.grad.isfinite().all()
+
+
+def test_log_probs_of_tokens_sum_to_those_of_completions():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 4, generator=generator)
+    tokens = torch.randint(4, (3, 5), generator=generator)
+    mask = torch.rand(3, 5, generator=generator) < 0.6
+    of_tokens = token_log_prob(logits, tokens, mask)
+    assert (of_tokens[~mask] == 0).all()
+    torch.testing.assert_close(of_tokens.sum(1), completion_log_prob(logits, tokens, mask))
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_surrogate_has_no_gradient_beyond_the_clip(per_token):
+    """Ratios of 0.5, 1, 1.25 and 2 with advantages of both signs, by hand."""
+    ratio = torch.tensor([0.5, 1.0, 1.25, 2.0]).repeat(2)
+    advantage = torch.tensor([2.0] * 4 + [-2.0] * 4)
+    stored = torch.full((8,), -3.0)
+    log_prob = (stored + ratio.log()).requires_grad_()
+    given = (log_prob, stored)
+    if per_token:
+        given = tuple(each[:, None].expand(-1, 3) for each in given)
+    cost = clipped_surrogate(*given, advantage, clip=0.2, clip_above=0.3)
+    expected = torch.tensor([-1.0, -2.0, -2.5, -2.6, 1.6, 2.0, 2.5, 4.0])
+    torch.testing.assert_close(cost, expected[:, None].expand(-1, 3) if per_token else expected)
+    cost.sum().backward()
+    moves = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]).bool()
+    assert torch.equal(log_prob.grad != 0, moves)
+
+
+def test_surrogate_on_the_policy_has_the_policy_gradient(task):
+    policy, _, log_reward = task
+    logits = policy.clone().requires_grad_()
+    log_prob, advantage = logits.log_softmax(0), log_reward - log_reward.mean()
+    cost = clipped_surrogate(log_prob, log_prob.detach(), advantage).mean()
+    expected = -(log_prob * advantage).mean()
+    torch.testing.assert_close(
+        *(torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (cost, expected))
+    )
