@@ -15,12 +15,14 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb.arguments import as_count, as_keys, name_of, require_device_of, shown
 from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
-from gfn_rb.kernels.weights import LARGEST, Weights, gumbel_like
+from gfn_rb.kernels.groups import GroupedSlots, draw_weighted, normalise
+from gfn_rb.kernels.weights import LARGEST, Weights
 from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.samplers.base import DrawInfo, KeySampler, Parameter, Replacement
 from gfn_rb.shapes import Float64, Int64
 from gfn_rb.torchrl_compat import outside_graph
-from gfn_rb.writers.features import EqualRows, ObjectColumns, SyncedIndex, Unique
+from gfn_rb.writers.features import ObjectColumns, Unique, read_stored
 
 
 class GroupStatistics(NamedTuple):
@@ -49,8 +51,9 @@ class GroupSampler(KeySampler):
     the group teaches nothing, are never drawn (DAPO, Yu et al. 2025, arXiv:2503.14476). The others
     are drawn in proportion to the variance of their rewards, p (1 - p) for a success rate p.
 
-    The cost of a draw depends on the sizes of the drawn groups, not on their number. Groups are
-    found on the host, so rows on a device are read anew after each write.
+    A draw takes as long for large groups as for small ones where temperature is inf, and reads the
+    rows of the drawn groups where it is not. Groups are found on the host, so rows on a device are
+    read anew after each write.
 
     Args:
         group: what rows are grouped by: "state" (terminating state and condition), another key, a
@@ -100,10 +103,9 @@ class GroupSampler(KeySampler):
         for name, value in (("num_groups", num_groups), ("samples_per_group", samples_per_group)):
             setattr(self, name, None if value is None else as_count(name, value))
         self.group, self.weight = as_keys(group), weight
-        self._synced = SyncedIndex(ObjectColumns(group, "group"), EqualRows)
-        self._groups: EqualRows | None = None
-        self._stored = self._n_groups = 0
-        self._is_first = np.zeros(0, np.bool_)  # of each slot: groups are drawn by their first
+        self._features = ObjectColumns(group, "group")
+        self._groups: GroupedSlots | None = None
+        self._stored = 0
         super().__init__(key, replacement)
         self.temperature = temperature
 
@@ -111,7 +113,7 @@ class GroupSampler(KeySampler):
         """Read the key from now on where the temperature makes rows differ."""
         is_read = self.weight not in ("uniform", "size") or self.temperature < math.inf
         self._column = KeyColumn(self.key) if is_read else EqualKeys(INDEX)
-        self._column.watch_also(self._synced.features.reads)
+        self._column.watch_also(self._features.reads)
 
     # Drawing.
 
@@ -130,7 +132,7 @@ class GroupSampler(KeySampler):
         if self.replacement is True:
             first, log_prob = distribution.draw(n, self._rng)
         else:
-            n_drawn = min(n, self._n_groups)
+            n_drawn = min(n, len(self._groups))
             first, log_prob, enough = distribution.draw_distinct(n_drawn, self._rng)
             if self.replacement is False and (n_drawn < n or not enough):
                 raise ArgumentError(f"num_groups={n} exceeds the groups, and replacement is False")
@@ -139,8 +141,7 @@ class GroupSampler(KeySampler):
             elif n_drawn < n:
                 again = torch.arange(n) % n_drawn
                 first, log_prob = first[again], log_prob[again]
-        draw = self._draw_rows if self.replacement is True else self._draw_different_rows
-        slot, of_row = draw(storage, first.numpy(), k)
+        slot, of_row = self._draw_rows(storage, self._groups.numbers_of(first.numpy()), k)
         log_prob = log_prob.repeat_interleave(k) + of_row
         return slot, DrawInfo({DRAW_LOG_PROB: log_prob.to(torch.float32)})
 
@@ -152,10 +153,11 @@ class GroupSampler(KeySampler):
             return False
         distribution = self.follow(storage)
         assert isinstance(distribution, Weights)
+        assert self._groups is not None
         if self.replacement is not False or not distribution.has_mass:
             return distribution.has_mass
         first = np.flatnonzero(distribution.log_weight.numpy() > -np.inf)
-        _, size, log_prob = self._within(storage, first)
+        _, size, log_prob = self._within(storage, self._groups.numbers_of(first))
         return len(first) >= n and bool((_n_positive(size, log_prob) >= k).all())
 
     @outside_graph
@@ -172,9 +174,10 @@ class GroupSampler(KeySampler):
         if not len(storage):
             return log_prob
         of_group = self.follow(storage).log_probs(len(storage)).numpy()
-        first = np.flatnonzero(self._is_first)
-        slot, size, within = self._within(storage, first)
-        log_prob.numpy()[slot] = within + np.repeat(of_group[first], size)
+        assert self._groups is not None
+        number = self._groups.numbers()
+        slot, size, within = self._within(storage, number)
+        log_prob.numpy()[slot] = within + np.repeat(of_group[self._groups.first(number)], size)
         return log_prob
 
     def shape_of(self, batch_size: int) -> tuple[int, int]:
@@ -188,72 +191,40 @@ class GroupSampler(KeySampler):
         other = batch_size // given
         return (other, given) if self.num_groups is None else (given, other)
 
-    def _members(
-        self, first: Int64[np.ndarray, "g"]
-    ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"]]:
-        """Return the slots of groups, those of each in ascending order, and the sizes of these."""
-        groups = self._groups
-        assert groups is not None
-        slot, size = groups.members(groups.held_in(first))
-        # In an order that does not depend on how the index came about, for draws that resume.
-        offset = (np.arange(len(first)) * groups.capacity).repeat(size)
-        slot += offset
-        slot.sort()
-        slot -= offset
-        return slot, size
-
     def _within(
-        self, storage: Storage, first: Int64[np.ndarray, "g"]
+        self, storage: Storage, number: Int64[np.ndarray, "g"]
     ) -> tuple[Int64[np.ndarray, "m"], Int64[np.ndarray, "g"], Float64[np.ndarray, "m"]]:
         """Return the slots of groups, the sizes of these, and log p of each row in its group."""
-        slot, size = self._members(first)
+        assert self._groups is not None
+        slot, size = self._groups.members(number), self._groups.sizes(number)
         if self.temperature == math.inf:
             return slot, size, -np.log(size).repeat(size)
-        weight, start = self._values(storage, torch.from_numpy(slot)), size.cumsum() - size
+        weight = self._values(storage, torch.from_numpy(slot))
         np.minimum(weight / self.temperature, LARGEST, out=weight)
-        highest = np.maximum.reduceat(weight, start)
-        # Where all rows of a group have weight zero, each is as likely as the others.
-        weight[np.repeat(highest == -np.inf, size)] = 0.0
-        weight -= np.repeat(np.maximum(highest, -LARGEST), size)
-        return slot, size, weight - np.log(np.add.reduceat(np.exp(weight), start)).repeat(size)
+        normalise(weight, size)
+        return slot, size, weight
 
     def _draw_rows(
-        self, storage: Storage, group: Int64[np.ndarray, "g"], k: int
+        self, storage: Storage, number: Int64[np.ndarray, "g"], k: int
     ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
-        """Draw k rows of each group with replacement, by inverting the cumulative mass."""
-        slot, size, log_prob = self._within(storage, group)
-        start, share = size.cumsum() - size, np.exp(log_prob)
-        # Group i has the masses from i to i + 1.
-        until = share.cumsum()
-        until -= np.repeat(until[start] - share[start] - np.arange(len(group)), size)
-        uniform = torch.rand(len(group), k, dtype=torch.float64, generator=self._rng).numpy()
-        place = until.searchsorted((uniform + np.arange(len(group))[:, None]).reshape(-1), "right")
-        last = np.repeat(start + size - 1, k)
-        place = np.minimum(place, last)  # where the masses of a group round to less than 1
-        return torch.from_numpy(slot[place]), torch.from_numpy(log_prob[place])
-
-    def _draw_different_rows(
-        self, storage: Storage, group: Int64[np.ndarray, "g"], k: int
-    ) -> tuple[Int64[Tensor, "n"], Float64[Tensor, "n"]]:
-        """Draw k different rows of each group, by perturbed log-weights; see ``gumbel_like``."""
-        slot, size, log_prob = self._within(storage, group)
-        of, n_positive = np.arange(len(group)).repeat(size), _n_positive(size, log_prob)
+        """Draw k rows of each group, different ones unless there is replacement."""
+        groups, are_different = self._groups, self.replacement is not True
+        assert groups is not None
+        uniform = torch.rand(len(number), k, dtype=torch.float64, generator=self._rng).numpy()
         if self.temperature == math.inf:
-            uniform = torch.rand(len(slot), dtype=torch.float64, generator=self._rng)
-            order = (of + uniform.numpy()).argsort()
+            slot, size = groups.draw(number, uniform, are_different), groups.sizes(number)
+            log_prob, fewest = -np.log(size).repeat(k), int(size.min())
         else:
-            gumbel = gumbel_like(torch.from_numpy(log_prob), self._rng)
-            order = np.lexsort((-log_prob - gumbel.numpy(), of))
-        nth = np.arange(k)
-        if (fewest := int(n_positive.min())) < k:
-            if self.replacement is False:
-                raise ArgumentError(
-                    f"samples_per_group={k} exceeds the {fewest} rows of positive weight of a "
-                    "group, and replacement is False"
-                )
-            nth = nth % n_positive[:, None]
-        place = order[((size.cumsum() - size)[:, None] + nth).reshape(-1)]
-        return torch.from_numpy(slot[place]), torch.from_numpy(log_prob[place])
+            slots, size, log_probs = self._within(storage, number)
+            place = np.empty(uniform.shape, np.int64)
+            fewest = draw_weighted(log_probs, size, uniform, are_different, place)
+            slot, log_prob = slots[place], log_probs[place.reshape(-1)]
+        if fewest < k and self.replacement is False:
+            raise ArgumentError(
+                f"samples_per_group={k} exceeds the {fewest} rows of positive weight of a "
+                "group, and replacement is False"
+            )
+        return torch.from_numpy(slot.reshape(-1)), torch.from_numpy(log_prob)
 
     # Following the storage.
 
@@ -269,32 +240,24 @@ class GroupSampler(KeySampler):
         rows = None if groups is None else self._column.changed(storage)
         if groups is None or rows is None or stored < self._stored:
             self._column.changed(storage)
-            self._synced.features.register_storage(storage)
-            columns, slot = self._synced.read_stored(storage), np.arange(stored)
-            groups = self._groups = EqualRows(storage.max_size, columns)
+            self._features.register_storage(storage)
+            columns, slot = read_stored(self._features, storage), np.arange(stored)
+            groups = self._groups = GroupedSlots(storage.max_size, columns.shape[1])
             distribution = self._distribution = Weights(groups.capacity)
-            self._is_first, self._n_groups = np.zeros(groups.capacity, np.bool_), 0
-            of = [groups.prepare(columns)]
         elif rows.shape[0]:
             rows = rows.unique()
-            slot, columns = rows.numpy(), self._synced.read(storage.get(rows))
-            of = [groups.held_in(slot[slot < self._stored]), groups.prepare(columns)]
+            slot = rows.numpy()
+            columns = on_host(self._features(storage.get(rows)))[0].numpy()
         else:
             assert isinstance(distribution, Weights)
             return distribution
         assert isinstance(distribution, Weights)
-        groups.put(slot, of[-1])
+        former, changed = groups.put(slot, columns)
         self._stored = stored
-        # Groups that rows came to or were taken from, of which the latter may have no rows now.
-        first = np.unique(np.concatenate([groups.first(each) for each in of]))
-        first = first[first >= 0]
-        slots, size = self._members(first)
-        former = np.unique(np.concatenate([slot, slots]))
-        former = former[self._is_first[former]]
+        # A group is drawn by the weight of its lowest slot, which the others do not have.
+        weight = self._weight_of(storage, groups.members(changed), groups.sizes(changed))
         distribution.update(*_weights(former, -np.inf))
-        distribution.update(*_weights(first, self._weight_of(storage, slots, size)))
-        self._is_first[former], self._is_first[first] = False, True
-        self._n_groups += len(first) - len(former)
+        distribution.update(*_weights(groups.first(changed), weight))
         return distribution
 
     def _weight_of(

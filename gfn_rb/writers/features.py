@@ -16,7 +16,6 @@ from gfn_rb.column import Version
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
-from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.flat import equal_bits, flat_rows, on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
@@ -196,17 +195,6 @@ def require_finite(rows: Tensor) -> Tensor:
         f"features are NaN or infinite in {int(bad.sum())} of {rows.shape[0]} items, first at "
         f"position {first}: expected finite numbers, nothing was written"
     )
-
-
-class EqualRows(Objects):
-    """An index of equal rows, whatever their numbers are."""
-
-    def __init__(self, capacity: int, like: Shaped[Tensor, "n d"]) -> None:
-        super().__init__(capacity, equal_bits(like[:0]).shape[1])
-
-    def prepare(self, rows: Shaped[Tensor, "n d"]) -> Hashed:
-        """Return rows with their codes; as :meth:`put` takes them."""
-        return self.hashed(equal_bits(rows).numpy())
 
 
 class SyncedIndex:

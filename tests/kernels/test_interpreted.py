@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 HISTORY = """
-import hashlib, warnings
+import hashlib, sys, warnings
+sys.path.append("tests")
 import numpy as np, torch
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.numerics.rank_laws import GeometricLaw, HarmonicLaw, RankedDistribution, StepLaw
-from tests.kernels import test_objects, test_order
+from tests.kernels import test_groups, test_objects, test_order
 
 warnings.simplefilter("error")
 print(test_objects.run(1, 30, 2, 20, 5), test_objects.run(2, 10, 1, 20, 10))
+print(test_groups.run(1, 50, 5, 9), test_groups.run(2, 50, 50, 9))
 print(test_order.run(3, 300, 40, 5, np.array([0.0, 1.0, 2.5])))
 print(test_order.run(4, 300, 10, 300, np.array([0.0, 1.5])))
 warnings.simplefilter("ignore")  # scores of rows near the largest float overflow
