@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import Any
@@ -13,12 +14,19 @@ from torch import Tensor
 from gfn_rb.arguments import require_kind
 from gfn_rb.envs.base import GFNEnv
 from gfn_rb.envs.core import host_form
+from gfn_rb.envs.enumerable import EnumerableEnv
 from gfn_rb.envs.sequence import EMPTY, SequenceEnv
 from gfn_rb.errors import ArgumentError
+
+MOST_LISTED = 200_000  # states
+_log = logging.getLogger("gfn_rb.envs")
 
 
 def check_env(env: GFNEnv, every_state_terminates: bool | None = None) -> None:
     """Check an environment by some random walks and their rewards, in a moment.
+
+    All states of an ``EnumerableEnv`` are counted, and its modes looked for, if ``n_states`` is at
+    most 200,000. Of a larger one, a line in the log says that this is not checked.
 
     Call it before you train on an environment of your own. Tests of the environment should derive
     from :mod:`gfn_rb.envs.conformance`, which checks more.
@@ -50,6 +58,11 @@ def check_env(env: GFNEnv, every_state_terminates: bool | None = None) -> None:
                     f"env must keep its promises, got a {type(env).__name__} that breaks this one: "
                     f"{promise} ({message})"
                 ) from error
+    if isinstance(env, EnumerableEnv) and env.n_states > MOST_LISTED:
+        _log.warning(
+            f"check_env did not check n_states and the modes of {type(env).__name__}: n_states is "
+            f"{env.n_states:.6g}, and it does not list more than {MOST_LISTED} states"
+        )
 
 
 def check_same(
@@ -285,6 +298,42 @@ class QuickLaws(ABC):
                 assert other == i or is_rounded, (
                     f"{what} of states {at[other].tolist()} and {at[i].tolist()} is the same"
                 )
+
+    @cached_property
+    def listed(self) -> Tensor | None:
+        """All states that moves reach from the source; None where they cannot be listed."""
+        env = self.env
+        if not isinstance(env, EnumerableEnv) or env.n_states > MOST_LISTED:
+            return None
+        layers, n = [env.source(1)], 1
+        while n <= env.n_states and len(layers[-1]):  # a wrong number ends the search, too
+            before, _, move = self.moves(layers[-1])
+            layers.append(env.forward_step(before, move).unique(dim=0))
+            n += len(layers[-1])
+        return torch.cat(layers)
+
+    def test_states_are_as_many_as_is_said(self) -> None:
+        """Moves from the source reach ``n_states`` states, each after one number of moves."""
+        if (state := self.listed) is None:
+            return
+        n_states, different = self.env.n_states, len(state.unique(dim=0))
+        assert different <= n_states, f"n_states is {n_states}, expected {different} or more"
+        check_same("the number of states by their number of moves", len(state), different)
+        check_same("n_states", n_states, different)
+
+    def test_modes_have_terminating_states(self) -> None:
+        """Modes are numbered from 0 below ``n_modes``, and each has a terminating state."""
+        if (state := self.listed) is None:
+            return
+        state = state[self.env.forward_mask(state)[:, self.env.exit_action]]
+        mode, n_modes = self.env.mode_index(state), self.env.n_modes
+        is_known = (mode >= -1) & (mode < n_modes)
+        check_same(f"a mode_index in [-1, {n_modes})", is_known, True, state)
+        lacking = sorted({*range(n_modes)} - {*mode.tolist()})
+        assert not lacking, (
+            f"mode {lacking[0]} has none among all {len(state)} terminating states, expected some "
+            f"for each of n_modes={n_modes}"
+        )
 
     def test_log_reward_is_a_float32_vector(self) -> None:
         """``log_reward`` is a float32 number, or -inf, for each terminating state."""

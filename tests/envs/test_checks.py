@@ -94,6 +94,55 @@ def test_a_broken_promise_is_told_in_one_line(env, promise, found):
     assert "\n" not in message
 
 
+class Miscounted(HyperGrid):
+    """A grid of 25 states."""
+
+    n_states = 25
+
+
+class Moded(HyperGrid):
+    """A grid of 25 states, and a mode of each sum of coordinates."""
+
+    def __init__(self, n_modes):
+        super().__init__(2, 5)
+        self.n_modes = n_modes
+
+    def mode_index(self, state):
+        return state.sum(1)
+
+
+@pytest.mark.parametrize(("n_states", "found"), [
+    (24, "n_states is 24, expected 25 or more"),
+    (8, "n_states is 8, expected 10 or more"),
+    (26, "n_states is 26, expected 25"),
+    (200_000, "n_states is 200000, expected 25"),
+])  # fmt: skip
+def test_states_are_counted(monkeypatch, n_states, found):
+    check_env(Miscounted(2, 5))
+    monkeypatch.setattr(Miscounted, "n_states", n_states)
+    with pytest.raises(ArgumentError, match=rf"``n_states`` states, .*\({found}\)"):
+        check_env(Miscounted(2, 5))
+
+
+@pytest.mark.parametrize(("n_modes", "found"), [
+    (10, "mode 9 has none among all 25 terminating states, expected some for each of n_modes=10"),
+    (8, r"a mode_index in \[-1, 8\) is False, expected True, for state \[4, 4\]"),
+])  # fmt: skip
+def test_modes_are_looked_for(n_modes, found):
+    check_env(Moded(9))
+    with pytest.raises(ArgumentError, match=rf"each has a terminating state. \({found}\)"):
+        check_env(Moded(n_modes))
+
+
+def test_what_is_too_much_to_check_is_said(monkeypatch, caplog):
+    monkeypatch.setattr(Miscounted, "n_states", 200_001)
+    check_env(Miscounted(2, 5))
+    assert caplog.messages == [
+        "check_env did not check n_states and the modes of Miscounted: n_states is 200001, and it "
+        "does not list more than 200000 states"
+    ]
+
+
 def test_an_exit_that_is_legal_as_often_as_is_said_passes():
     check_env(HyperGrid(2, 5), every_state_terminates=True)
     check_env(TFBind8(), every_state_terminates=False)

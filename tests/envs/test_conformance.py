@@ -125,6 +125,19 @@ BROKEN = {
     "modes_reached_are_numbered": broken(
         modes_reached=lambda self, x, log_reward=None: self.mode_index(x)
     ),
+    "states_are_as_many_as_is_said-fewer": broken(n_states=65),
+    "states_are_as_many_as_is_said-more": broken(n_states=63),
+    "states_are_as_many_as_is_said-paths": broken(
+        move=lambda self, x, move: Grid.move(
+            self,
+            x + ((x[:, :1] == 0) & (x[:, 1:2] == 3)) * one_hot(move, 3) * torch.tensor([1, 0, 0]),
+            move,
+        )
+    ),
+    "modes_have_terminating_states-none": broken(
+        mode_index=lambda self, x: Grid.mode_index(self, x).clamp(max=6)
+    ),
+    "modes_have_terminating_states-more": with_attribute("n_modes", 7),
     "layers_hold_each_state_once-walks": broken(
         layers=lambda self: iter(list(Grid.layers(self))[:-1])
     ),
