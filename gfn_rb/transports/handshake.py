@@ -1,7 +1,8 @@
 """Proof of two processes to each other that they know a key, at the start of a connection.
 
 Both send 32 random bytes, and answer with the HMAC-SHA256 of both and of who they are under the
-key, which is never sent. What follows on the connection is neither encrypted nor signed.
+key, which is never sent. The caller ends with one byte, after which both use the connection. What
+follows on the connection is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from gfn_rb.errors import TransportError, WireVersionError
 
 HUB = -1  # in place of the called rank: the connection is one to the hub
 _NAME = b"gfn_rb tcp"
-_MAGIC = _NAME + b"     1"  # with the version, raised by each change of what is sent
+_MAGIC = _NAME + b"     2"  # with the version, raised by each change of what is sent
 _NONCE = 32
 _IDENTITY = struct.Struct("<q16sq")
 _DEST = struct.Struct("<q")
 _PROOF = 32
+ANSWER = _IDENTITY.size + _PROOF  # bytes
+_AGREED = b"y"
 
 
 class Identity(NamedTuple):
@@ -63,13 +66,14 @@ async def call(connected: socket.socket, key: bytes, caller: Identity, called: i
     mine, who = secrets.token_bytes(_NONCE), caller.packed() + _DEST.pack(called)
     proof = _proof(key, b"caller", theirs, mine, who)
     await loop.sock_sendall(connected, _MAGIC + mine + who + proof)
-    answer = await receive(connected, _IDENTITY.size + _PROOF)
+    answer = await receive(connected, ANSWER)
     packed, proof = answer[: _IDENTITY.size], answer[_IDENTITY.size :]
     if not hmac.compare_digest(proof, _proof(key, b"called", mine, theirs, packed)):
         raise TransportError("it does not know the key")
     found = Identity.of(packed)
     if called not in (HUB, found.rank):
         raise TransportError(f"it is rank {found.rank}")
+    connected.send(_AGREED)  # no wait follows: the call is not given up any more
     return found
 
 
@@ -102,6 +106,10 @@ async def answer(
     caller = Identity.of(who[: _IDENTITY.size])
     packed = called._replace(epoch=epoch(caller.rank)).packed()
     await loop.sock_sendall(connected, packed + _proof(key, b"called", theirs, mine, packed))
+    # A connection that is used and then ends means that a rank is lost. A caller may give up until
+    # here, as after its deadline.
+    if await receive(connected, len(_AGREED)) != _AGREED:
+        raise TransportError("it has not agreed")
     return caller, dest
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import subprocess
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from transports.ranks import environment
 
 from gfn_rb.errors import ArgumentError, PeerLostError, TransportError, TransportTimeoutError
-from gfn_rb.transports import TCPTransport
+from gfn_rb.transports import TCPTransport, handshake
 from gfn_rb.transports.addresses import card_of
 from gfn_rb.transports.base import Part
 from gfn_rb.transports.local import QueuedMessage
@@ -291,13 +292,37 @@ def test_a_broken_connection_is_made_anew_once_both_ranks_agree(
         assert bytes(there.recv(here.rank).data) == b"again"
 
 
+def test_a_call_that_is_given_up_after_its_answer_ends_nothing(
+    pair: list[TCPTransport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the called rank counts a rank as lost that only called again."""
+    a, b = pair
+    receive = handshake.receive
+
+    async def given_up(connected: socket.socket, n: int) -> bytes:
+        content = await receive(connected, n)
+        if n == handshake.ANSWER:
+            raise ConnectionError("the caller has changed its mind")
+        return content
+
+    monkeypatch.setattr(handshake, "receive", given_up)
+    place = "127.0.0.1", b._endpoint.card.port
+    call = a._endpoint.connect(place, a._peers[1])
+    with pytest.raises(ConnectionError):
+        asyncio.run_coroutine_threadsafe(call, a._endpoint.loop).result()
+    monkeypatch.undo()
+    assert b.probe(timeout=0.3) is None
+    a.send([b"still there"], 1)
+    assert bytes(b.recv(0).data) == b"still there"
+
+
 RETURNING = """
 import os, signal, sys, time
 import transports.little
 from gfn_rb.transports.tcp import TCPTransport
-transport = TCPTransport(sys.argv[1], int(sys.argv[2]), 3, timeout=20.0)
+transport = TCPTransport(sys.argv[1], int(sys.argv[2]), 3, timeout=60.0)
 transport.send([str(os.getpid()).encode()], 1)  # the other one does not readmit who returns
-transport.recv(1, 5, timeout=60.0)
+transport.recv(1, 5, timeout=600.0)
 """
 
 
