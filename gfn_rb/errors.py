@@ -29,6 +29,8 @@ raised for any argument that is not as documented, and is documented itself wher
 
 from __future__ import annotations
 
+CLOSED = "it closed its endpoint"  # reason of the loss of a rank that left in good order
+
 
 class GfnRbError(Exception):
     """Base of every error raised by gfn_rb."""
@@ -106,6 +108,11 @@ class PeerLostError(TransportError):
         self.rank = rank
         self.reason = reason
         self.host = host
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the process closed its endpoint, and did not die."""
+        return self.reason == CLOSED
 
     def __str__(self) -> str:
         place = f" on {self.host}" if self.host else ""

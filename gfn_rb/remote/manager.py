@@ -162,7 +162,8 @@ class ReplayBufferManager(MessageHandler):
 
         Args:
             timeout: seconds after which to stop in any case; None for no limit.
-            linger: seconds to wait for a lost worker to come back, once no worker is present.
+            linger: seconds to wait for a lost worker to come back, once no worker is present. One
+                whose process closed its endpoint is not waited for.
 
         Raises:
             CheckpointError: the checkpoint at the end cannot be written.
@@ -172,7 +173,7 @@ class ReplayBufferManager(MessageHandler):
         named_after: float | None = time.monotonic() + patience
         end = None if timeout is None else time.monotonic() + timeout
         last = math.inf  # when the last worker was lost
-        while not self.finished or (self._workers.lost and time.monotonic() < last + linger):
+        while not self.finished or (self._may_return and time.monotonic() < last + linger):
             last = min(last, time.monotonic()) if self.finished else math.inf
             # Bounded waits: no message announces silence, a due checkpoint or a signal.
             left = _TICK if end is None else min(_TICK, end - time.monotonic())
@@ -188,6 +189,12 @@ class ReplayBufferManager(MessageHandler):
         if self._checkpoint is not None:
             self.save()
         log.info("%s: %d batches; %s", self._name, self.batches, self._watch.summary())
+
+    @property
+    def _may_return(self) -> bool:
+        """Whether a worker was lost that has not closed its endpoint."""
+        losses = map(self.transport.loss_of, self._workers.lost)
+        return any(each is None or not each.is_closed for each in losses)
 
     def _name_missing(self, seconds: float) -> None:
         """Log the workers that have sent nothing since the start."""

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from gfn_rb.errors import CLOSED
 from gfn_rb.transports.addresses import Card, is_loopback, plain
 
 LIMIT = 1 << 24  # bytes of a line: cards of some 50,000 ranks
 _GATHERING = 0.05  # seconds in which the ends of several ranks are told together
 _DIED = "its process died: the connection ended"
-CLOSED = "it closed its endpoint"
 
 Ended = tuple[str, str, bool]
 """Process, reason, and whether it said goodbye."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.codec.primitives import LazyBuffer
-from gfn_rb.errors import PeerLostError
+from gfn_rb.errors import CLOSED, PeerLostError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
     TIMEOUT,
@@ -212,7 +212,7 @@ class LocalTransport(MailboxTransport):
 
     def _close(self, seconds: float) -> None:
         # Gone before its mailbox is emptied: no sender puts anything in afterwards.
-        self._mailboxes.mark_gone(self.rank, "it closed its endpoint")
+        self._mailboxes.mark_gone(self.rank, CLOSED)
         with self._mailboxes.lock:
             self._mailbox.clear()
 

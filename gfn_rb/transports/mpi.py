@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gfn_rb.codec.primitives import LazyBuffer
-from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError
+from gfn_rb.errors import CLOSED, ArgumentError, TransportError, TransportTimeoutError
 from gfn_rb.transports.base import (
     MAX_NBYTES,
     TIMEOUT,
@@ -100,7 +100,7 @@ class MPITransport(Transport):
             while self._heads.Iprobe(self._mpi.ANY_SOURCE, _GOODBYE, self._status):
                 rank = self._status.Get_source()
                 self._heads.Recv([bytearray(0), self._mpi.BYTE], rank, _GOODBYE)
-                self._mark_lost(rank, "it closed its endpoint")
+                self._mark_lost(rank, CLOSED)
         except self._mpi.Exception as error:
             if not self._is_failure(error):
                 raise self.translated(error) from error
@@ -223,7 +223,7 @@ class MPITransport(Transport):
                 self._record_failures()
                 return False
             if came_as == _GOODBYE:
-                self._mark_lost(came_from, "it closed its endpoint")
+                self._mark_lost(came_from, CLOSED)
             elif came_from not in self._refused:
                 break
         inline = head[PREAMBLE.size :]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gfn_rb.codec.primitives import LazyBuffer
+from gfn_rb.errors import CLOSED
 from gfn_rb.transports.addresses import Card, Place
 from gfn_rb.transports.base import Part
 from gfn_rb.transports.handshake import Identity, receive_into
@@ -33,7 +34,6 @@ _CHUNK = 1 << 20
 _REACH = 5.0  # seconds in which a rank that has come is reached
 _SOON, _SELDOM = 0.05, 2.0  # seconds between two attempts to reach a rank
 _DRAIN = 0.5  # seconds in which the last messages of a replaced process are read
-_CLOSED = "it closed its endpoint"
 
 Unsent = tuple["QueuedMessage | None", list[memoryview]]
 """A message with what is left to send of it; None says goodbye."""
@@ -132,7 +132,7 @@ class Link:
 
     async def _receive_all(self) -> None:
         peer, head, is_goodbye = self._peer, memoryview(bytearray(_HEAD.size)), False
-        reason = _CLOSED
+        reason = CLOSED
         try:
             while not is_goodbye:
                 await receive_into(self.socket, head)

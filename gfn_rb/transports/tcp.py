@@ -23,12 +23,18 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from gfn_rb.errors import ArgumentError, TransportError, TransportTimeoutError, WireVersionError
+from gfn_rb.errors import (
+    CLOSED,
+    ArgumentError,
+    TransportError,
+    TransportTimeoutError,
+    WireVersionError,
+)
 from gfn_rb.transports import handshake
 from gfn_rb.transports.addresses import Card, Place, card_of, listen, ports_of
 from gfn_rb.transports.base import MAX_NBYTES, TIMEOUT, Envelope, Part, checked_timeout
 from gfn_rb.transports.handshake import HUB, Identity
-from gfn_rb.transports.hub import CLOSED, LIMIT, Hub, line
+from gfn_rb.transports.hub import LIMIT, Hub, line
 from gfn_rb.transports.local import Mailboxes, MailboxTransport, QueuedMessage, joined
 from gfn_rb.transports.meeting import MeetingPlace
 from gfn_rb.transports.peers import Endpoint, Peer

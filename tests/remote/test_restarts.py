@@ -30,7 +30,7 @@ from gfn_rb.transports import TCPTransport
 
 KILLS = int(os.environ.get("GFN_RB_KILLS", "2"))  # of managers, and of workers
 MANAGERS, KILLED, HERE, SIZE = [0, 1], 2, 3, 4
-CAPACITY, PATIENCE = 200_000, 60.0
+CAPACITY, PATIENCE, BATCH = 200_000, 60.0, 16
 STRIDE = 1_000_000  # numbers that each start of the killed worker may use
 
 
@@ -58,9 +58,10 @@ def work(where: str, folder: Path, rank: int, start: int) -> None:
         ReplayBufferWorker(transport, MANAGERS, local, timeout=PATIENCE) as worker,
     ):
         while not (folder / "leave").exists():
-            numbers = range(number, number + 8)
+            numbers = range(number, number + BATCH)  # of which each manager owns some
             reply = worker.extend(objects(numbers))
-            number += 8
+            number += BATCH
+            time.sleep(0.005)  # which leaves room in the buffers of the managers
             if reply is not None and sum(reply.outcomes.values()) == len(numbers):
                 log.write("".join(f"{each}\n" for each in numbers))
                 log.flush()
@@ -165,12 +166,13 @@ def test_what_was_acknowledged_outlives_kills_and_restarts(tmp_path: Path, targe
         for _ in range(KILLS):
             rank = dice.choice(MANAGERS) if target == "manager" else KILLED
             send_for(0.2 + 0.3 * dice.random())
-            before = log.stat().st_size
             processes.kill(rank)
             send_for(0.1 * dice.random())
             processes.start(rank)
-            end = time.monotonic() + PATIENCE
-            while worker.managers != MANAGERS or log.stat().st_size <= before:
+            before, end = len(log.read_text().split()), time.monotonic() + PATIENCE
+            # The killed worker, or the other one, must have met all managers before it leaves. Of
+            # its next two batches, the second is sent after the start.
+            while worker.managers != MANAGERS or len(log.read_text().split()) <= before + 2 * BATCH:
                 send_for(0.05)
                 assert time.monotonic() < end, f"rank {rank} is not back: {worker.lost}"
         (tmp_path / "leave").touch()

@@ -3,7 +3,7 @@ import time
 
 import pytest
 import torch
-from remote.remote_runs import managed, objects, trajectories, values_of
+from remote.remote_runs import LIMIT, managed, objects, trajectories, values_of
 
 from gfn_rb import fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote.messages import DATA_TAG, METADATA_TAG, PROTOCOL, Kind
@@ -165,6 +165,19 @@ def test_a_worker_whose_endpoint_closes_is_lost_once(caplog):
     assert caplog.text.count("worker 1 is lost") == 1
     assert "going on with 1 of 2 workers" in caplog.text
     assert other.send(objects([2])).meta["outcomes"]["stored"] == 1
+
+
+def test_a_manager_waits_for_lost_workers_that_have_not_closed_their_endpoints():
+    manager, *clients = managed(fifo_buffer(3))
+    for client in clients:
+        client.link.transport.close()
+    start = time.monotonic()
+    manager.run(linger=LIMIT)
+    assert time.monotonic() < start + LIMIT / 2
+    manager = managed(worker_timeout=0.05)[0]
+    start = time.monotonic()
+    manager.run(linger=0.5)
+    assert time.monotonic() > start + 0.5
 
 
 def test_answers_that_cannot_be_sent_are_refused(caplog):
