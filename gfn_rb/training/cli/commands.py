@@ -29,6 +29,7 @@ import tyro
 
 from gfn_rb.errors import ArgumentError
 from gfn_rb.training import rules
+from gfn_rb.training.cli.completion import completion_script
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import MAIN_OPTIONS, GeneralOptions, TransportName
 
@@ -164,6 +165,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     each.__name__: each for each in (train, resume, inspect, compare, view, recover)
 }
 _HELP = "-h", "--help"
+_COMPLETION = "--print-completion"
 
 
 def parse(arguments: Sequence[str] | None) -> Callable[[], int]:
@@ -171,9 +173,14 @@ def parse(arguments: Sequence[str] | None) -> Callable[[], int]:
     name, *words = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
     if name in ("", *_HELP):
         title = "usage: gfn-rb COMMAND [OPTIONS]\n\nReplay for GFlowNets.\n\ncommands:"
-        end = "gfn-rb COMMAND --help shows its options, and gfn-rb --version the version."
+        end = (
+            "gfn-rb COMMAND --help shows its options, gfn-rb --version the version, and gfn-rb "
+            f"{_COMPLETION} a script that completes words in bash and zsh."
+        )
         return partial(_print_summaries, title, COMMANDS, end)
-    rules.check_name("command", name or None, [*COMMANDS, "--help", "--version"])
+    if [name, *words] == [_COMPLETION]:
+        return partial(_print, completion_script(COMMANDS, CONFIGS))
+    rules.check_name("command", name or None, [*COMMANDS, "--help", "--version", _COMPLETION])
     if name == "train":
         return _parse_train(words)
 
@@ -183,6 +190,11 @@ def parse(arguments: Sequence[str] | None) -> Callable[[], int]:
 
     command: Callable[[], int] = _parsed(deferred, f"gfn-rb {name}", words)
     return command
+
+
+def _print(text: str) -> int:
+    print(text, end="")
+    return 0
 
 
 def _print_summaries(title: str, named: Mapping[str, Any], end: str) -> int:
@@ -267,8 +279,13 @@ def _parsed(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     raise ArgumentError(f"{text}{hint}")
 
 
-_PLAIN = ((r"\[\[(\w+) \[\1 \.\.\.\]\]\]", r"\1 [\1 ...]"), (r"\{None\}\|(\S+)", r"\1"))
-_NO_DEFAULT = re.compile(r" ?\(default: (None)?\)")
+_PLAIN = (
+    (r"\[\[(\w+) \[\1 \.\.\.\]\]\]", r"\1 [\1 ...]"),  # at least one
+    (r"\[(\S+) \[(?:\1 )?\.\.\.\]\]", r"\1 ..."),  # any number
+    (r"\{None\}\|(\S+)", r"\1"),
+    (r" ?\(default:\ +(None)?\)", ""),
+)
+_NO_DEFAULT = re.compile(r"\s*\(default: *\n +None\)")  # in two lines
 
 
 def plain_help(text: str) -> str:

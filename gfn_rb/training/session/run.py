@@ -49,7 +49,7 @@ class _Lines:
     def write(self, text: str) -> None:
         if text := text.strip():
             try:
-                print(text, file=sys.stderr, flush=True)
+                print(f"{text}\n", end="", file=sys.stderr, flush=True)  # a signal parts no line
             except BrokenPipeError:
                 raise
             except OSError:  # of a log on a full disk, for which no run ends
