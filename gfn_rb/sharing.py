@@ -28,6 +28,7 @@ from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
+from gfn_rb.errors import ArgumentError
 from gfn_rb.forks import is_inherited, known_storages, note_storage, require_shared
 from gfn_rb.shapes import Int64
 
@@ -366,7 +367,13 @@ class WriteLock:
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand the file to a process that is being started."""
-        assert_spawning(self)
+        try:
+            assert_spawning(self)
+        except RuntimeError:
+            raise ArgumentError(
+                "a shared buffer must be passed to a process that is started, got a copy or a "
+                "pickle to be made: save_checkpoint and load_checkpoint copy its rows"
+            ) from None
         return {"records": self.records, "file": DupFd(self._descriptor)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from gfn_rb.buffers import (
     reward_prioritized_buffer,
 )
 from gfn_rb.errors import (
+    ArgumentError,
     CheckpointMismatchError,
     KeyMismatchError,
     ShapeError,
@@ -262,3 +263,33 @@ def test_late_priorities_are_those_of_the_batch():
     assert [rb.sampler.n_late for rb in members] == [int(late.sum()), 0]
     held = [rb.sampler._column.values(rb.storage).tolist() for rb in members]
     assert held == [[1, 1, 3, 3], [3, 3, 3, 3]]
+
+
+# Copies.
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda rb: pickle.loads(pickle.dumps(rb))])
+@pytest.mark.parametrize("unique", [None, "x"])
+def test_a_copy_takes_and_gives_rows_apart_from_the_original(duplicate, unique):
+    members = [reward_prioritized_buffer(8, unique=unique) for _ in range(2)]
+    rb = MergedReplayBuffer(*members, routing_key="x", generator=seeded(0))
+    rb.extend(rows([0.0, 1.0], x=torch.tensor([0, 1])))
+    other = duplicate(rb)
+    drawn = rb.sample(20)["log_reward"]
+    assert other.sample(20)["log_reward"].equal(drawn)
+    added = other.extend(rows([9.0], x=torch.tensor([1])))
+    other[0].extend(rows([20.0], x=torch.tensor([5])))
+    assert (added["buffer_ids"].tolist(), [len(rb[0]), len(rb[1])]) == ([1], [1, 1])
+    assert other[0][:]["log_reward"].tolist() == [0.0, 20.0]
+    assert other[1][:]["log_reward"].tolist() == ([1.0, 9.0] if unique is None else [9.0])
+    assert other.sample(50)["log_reward"].max() == 20.0
+
+
+def test_a_copy_of_a_shared_buffer_is_refused():
+    for rb in (
+        MergedReplayBuffer(member([0.0]), shared=True),
+        MergedReplayBuffer(fifo_buffer(4, shared=True)),
+        fifo_buffer(4, shared=True),
+    ):
+        with pytest.raises(ArgumentError, match="save_checkpoint and load_checkpoint copy"):
+            copy.deepcopy(rb)

@@ -16,6 +16,7 @@ from writers.shared_kill import kill_all
 
 from gfn_rb import sharing
 from gfn_rb.buffers import MergedReplayBuffer
+from gfn_rb.errors import ArgumentError
 from gfn_rb.sharing import WriteLock
 from gfn_rb.torchrl_compat import write_lock
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter, fifo
@@ -190,7 +191,7 @@ def test_a_fork_that_does_not_share_the_rows_is_refused(writer):
 
 
 def test_a_lock_is_handed_to_processes_alone_that_are_being_started():
-    with pytest.raises(RuntimeError, match="only be shared between processes through inheritance"):
+    with pytest.raises(ArgumentError, match="a shared buffer must be passed to a process that is"):
         pickle.dumps(WriteLock())
 
 
