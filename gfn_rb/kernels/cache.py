@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -207,16 +208,22 @@ def _log_once(kind: str, line: str) -> None:
         _log.warning(line)
 
 
+def _announce(line: str) -> None:
+    """Log a line once. pytest hides what is logged in tests that pass, and shows warnings."""
+    is_shown = "compile" not in _logged and _log.isEnabledFor(logging.WARNING)
+    if is_shown and "pytest" in sys.modules:
+        with suppress(UserWarning):  # where a filter makes it an error
+            warnings.warn(line, stacklevel=2)
+    _log_once("compile", line)
+
+
 class _Announcement(Listener):
     """Says once per process that loops are compiled, which takes some seconds."""
 
     def on_start(self, event: Event) -> None:
         """Log the first compilation of a loop of this package."""
         if event.data["dispatcher"].py_func.__module__.startswith(f"{__package__}."):
-            _log_once(
-                "compile",
-                "compiling loops of gfn_rb.kernels, once per machine and version (5 to 15 s)",
-            )
+            _announce("compiling loops of gfn_rb.kernels, once per machine and version (20 s)")
 
     def on_end(self, event: Event) -> None:
         """Do nothing."""

@@ -98,6 +98,39 @@ def test_a_loop_is_compiled_once_and_anew_after_a_change_of_another_file(package
     assert package.run() == ("10", [])  # the other one is still there
 
 
+TESTS = """
+import numpy as np
+from toy.loops import total
+
+def test_total():
+    assert total(np.arange(4)) == 10
+
+def test_total_again():
+    assert total(np.arange(4)) == 10
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "times"), [("default", 1), ("error", 0)])
+def test_tests_in_which_loops_are_compiled_say_so_and_pass(package, option, times) -> None:
+    (package.folder / "test_toy.py").write_text(TESTS)
+    words = ["-q", "-p", "no:cacheprovider", f"-W{option}", str(package.folder / "test_toy.py")]
+    code = f"import pytest; pytest.main({words}); print('done')"
+    _, lines = package.run(code)
+    assert any(line.startswith("2 passed") for line in lines)
+    said = "UserWarning: compiling loops of gfn_rb.kernels, once per machine"
+    assert sum(said in line for line in lines) == times
+    assert all(said not in line for line in package.run(code)[1])  # they are kept
+
+
+def test_logging_gets_the_line(package: Package) -> None:
+    package.run(
+        f"import logging; logging.basicConfig(filename={str(package.folder / 'log')!r}); {CALL}"
+    )
+    (line,) = (package.folder / "log").read_text().splitlines()
+    assert line.startswith("WARNING:gfn_rb.kernels:compiling loops of gfn_rb.kernels")
+
+
 def with_checksum(content: bytes) -> bytes:
     return gfn_rb.kernels.cache.xxhash.xxh3_128_digest(content) + content
 

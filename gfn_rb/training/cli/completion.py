@@ -45,7 +45,7 @@ def completion_script(
     """
     specs = _specs({**commands, **environments})
     options = {"": [*commands, "--help", "--version"], "train": [*environments]}
-    values = {}
+    values: dict[str, list[str]] = {}
     for name in (each for each in specs if each != "train"):
         command = f"train {name}" if name in environments else name
         options[command] = [flag for each in specs[name] for flag in each["flags"] if flag != "-h"]
