@@ -16,6 +16,7 @@ CONDITION: Final = "condition"
 IS_BACKWARD: Final = "is_backward"
 IS_TERMINATING: Final = "is_terminating"
 POLICY_VERSION: Final = "policy_version"  # of what made a row; TorchRL's collectors' own name
+N_USES: Final = "n_uses"  # how often a row was drawn before, under a limit of uses
 EPISODE: Final = "episode"  # which episode a stored transition or state belongs to
 EPISODE_LOG_REWARD: Final = "episode_log_reward"  # that episode's log R(x), in each of its rows
 

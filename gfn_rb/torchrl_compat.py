@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from tensordict.utils import expand_as_right
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -362,8 +362,8 @@ def set_remaining_batches(part: Sampler | Writer, remaining: int | None) -> None
 # Buffers.
 
 
-def generator_of(rb: ReplayBuffer) -> torch.Generator | None:
-    """Return what a buffer draws with, None for the global generator (``ReplayBuffer._rng``)."""
+def generator_of(rb: ReplayBuffer | Sampler) -> torch.Generator | None:
+    """Return what a buffer or sampler draws with, None for the global generator (``_rng``)."""
     return rb._rng
 
 
@@ -495,6 +495,24 @@ def direct_transforms(rb: ReplayBuffer, kinds: tuple[type, ...]) -> list[Any] | 
         if not isinstance(each, kinds):
             return None
     return transforms
+
+
+def after_draw(rb: ReplayBuffer, rows: Any) -> Any:
+    """Return what ``ReplayBuffer._sample`` makes of the rows that it took from the storage.
+
+    It reads ``_collate_fn``, ``_transform`` and ``_pin_memory``.
+    """
+    rows = rb._collate_fn(rows)
+    if rb._transform is not None and len(rb._transform):
+        if isinstance(rows, TensorDictBase) and rows.is_locked:
+            rows = rows.copy()
+        rows = rb._transform(rows)
+    return rows.pin_memory() if rb._pin_memory else rows
+
+
+def is_consuming(rb: ReplayBuffer) -> bool:
+    """Return whether a buffer gives up slots by itself (``ReplayBuffer._is_consuming``)."""
+    return bool(rb._is_consuming())
 
 
 def has_queue(rb: ReplayBuffer) -> bool:

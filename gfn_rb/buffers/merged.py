@@ -17,7 +17,7 @@ from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind, require_optional
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
 from gfn_rb.buffers.readable import Readable
-from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer
+from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, require_unlimited
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import merged_rows
@@ -301,5 +301,6 @@ def _require_members(members: Sequence[Any], kwargs: dict[str, Any]) -> None:
                 f"members must be replay buffers, and no ensembles of such, got a "
                 f"{type(member).__name__} as member {i}"
             )
+        require_unlimited(member)
         if any(member is other for other in members[:i]):
             raise ArgumentError(f"members must differ, got member {i} twice")

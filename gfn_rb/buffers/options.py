@@ -103,6 +103,8 @@ class BufferOptions(TypedDict, total=False):
         rate_limiter: limiter that keeps draws in proportion to added rows. Default: None.
         max_age: highest age of a row in policy versions, at least 0; older rows are removed. Rows
             need a ``policy_version``. Default: None, any age.
+        max_uses: highest number of draws of a row, at least 1; the draw that reaches it removes the
+            row. Default: None, any number.
         batch_size: number of rows that ``sample()`` draws, at least 1. Default: None, which
             requires ``sample(n)``.
         prefetch: number of batches to draw ahead, at least 0; above 0 needs ``batch_size``.
@@ -116,7 +118,7 @@ class BufferOptions(TypedDict, total=False):
             :class:`~gfn_rb.PrioritySampler`. Default: ``"td_error"``.
         collate_fn: callable applied to drawn rows. Default: none is needed.
         pin_memory: whether drawn rows are placed in pinned memory. Default: False.
-        consume_after_n_samples: number of draws after which TorchRL's writers drop a row. Default:
+        consume_after_n_samples: TorchRL's ``max_uses``, for its own samplers and writers. Default:
             None, never.
         transform_factory: callable that makes the transform in the process of the buffer; replaces
             the transforms of the preset. Default: None.
@@ -132,6 +134,7 @@ class BufferOptions(TypedDict, total=False):
     statistics: bool
     rate_limiter: RateLimiter | None
     max_age: int | None
+    max_uses: int | None
     batch_size: int | None
     prefetch: int | None
     generator: torch.Generator | None

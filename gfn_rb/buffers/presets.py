@@ -133,7 +133,8 @@ def fifo_buffer(
     """Return a buffer that keeps the newest rows and draws them uniformly."""
     sampler = RandomSampler() if sampler is None else sampler
     limit = _group_options(options)
-    kind = FIFOWriter if options.get("max_age") is None else UniqueFIFOWriter  # which removes rows
+    removes = options.get("max_age") is not None or options.get("max_uses") is not None
+    kind = UniqueFIFOWriter if removes else FIFOWriter  # which moves all rows to remove some
     writer = kind(unique, on_duplicate, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 

@@ -32,12 +32,19 @@ from gfn_rb.errors import (
     ShapeError,
 )
 from gfn_rb.forks import warn_of_old_rows
-from gfn_rb.keys import INDEX, POLICY_VERSION
+from gfn_rb.keys import INDEX, N_USES, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
+from gfn_rb.writers.rows import as_slots
+
+if TYPE_CHECKING:
+    from gfn_rb.buffers.use_limit import UseLimit
+else:  # few programs need it
+    UseLimit = Any
 
 # Transforms that may be called past TorchRL's layers.
 _DIRECT = RowTransform, ReplayStatistics
+_REMOVE = "remove"  # the method of writers that can
 _ROWS = 1000  # of the storage, unless one is given
 
 
@@ -119,6 +126,7 @@ class _TrackedWrites(DrawsAhead):
     counts_rows: bool
     rate_limiter: RateLimiter | None
     max_age: int | None
+    use_limit: UseLimit | None
 
     def _extend(self, data: TensorDictBase, **options: Any) -> Tensor:
         write = partial(super()._extend, **options)
@@ -128,11 +136,15 @@ class _TrackedWrites(DrawsAhead):
         write = super()._add
         if not self.counts_rows:
             return write(data)
-        index = self._offer(data.unsqueeze(0), lambda _: write(data))
+        is_stamped = self.use_limit is not None
+        one = data.unsqueeze(0)
+        index = self._offer(one, lambda rows: write(rows[0] if is_stamped else data))
         return index if isinstance(index, int) else int(index[0])
 
     @compat.outside_graph
     def _offer(self, data: TensorDictBase, write: Callable[[TensorDictBase], Any]) -> Any:
+        if self.use_limit is not None:
+            data = self.use_limit.stamped(data)
         with self._counted(OFFERED, data.batch_size.numel()) as may:
             fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
             version = _version_of(data) if may else None
@@ -229,9 +241,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     """The ``TensorDictReplayBuffer`` that presets return.
 
     ``extend`` also accepts a container and a dict of tensors, :meth:`best` returns rows of highest
-    reward, and :meth:`summary` describes the buffer. With ``statistics``, ``rate_limiter`` or
-    ``max_age``, the buffer counts the rows offered to it and drawn from it. The counts are part of
-    :meth:`stats` and of its state.
+    reward, and :meth:`summary` describes the buffer. With ``statistics``,
+    ``rate_limiter``, ``max_age`` or ``max_uses``, the buffer counts the rows offered to it and
+    drawn from it. The counts are part of :meth:`stats` and of its state.
 
     Args:
         statistics: whether to count rows; limits of rate and age always do.
@@ -240,6 +252,10 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         max_age: highest age of a row in policy versions, at least 0. Older rows are removed, and
             rejected when offered. Rows need a ``policy_version``. Another row takes the slot of a
             removed one, and a :class:`~gfn_rb.PrioritySampler` treats it as new.
+        max_uses: highest number of draws of a row, at least 1. The draw that reaches it removes the
+            row in the same call. Stored rows have ``n_uses``, the number of draws, which is saved
+            with them, also by a journal. ``index`` of a batch is where its rows are after the
+            call, -1 for removed rows. It excludes ``prefetch`` and ``sample_unit``.
         **options: other options of a ``TensorDictReplayBuffer``, of which
             :class:`~gfn_rb.buffers.BufferOptions` has most. Default of ``storage``: a
             :class:`~gfn_rb.RowTensorStorage` of 1,000 rows.
@@ -249,8 +265,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         statistics: the counts, a :class:`~gfn_rb.buffers.ReplayStatistics`; 0 if not counted.
 
     Raises:
-        ArgumentError: ``prefetch`` is set beside a rate limiter, ``max_age`` is too low, or the
-            writer has no ``remove`` beside it, as :class:`~gfn_rb.RewardPrioritizedWriter` has.
+        ArgumentError: ``prefetch`` is set beside a rate limiter or ``max_uses``, a limit is too
+            low, or the writer cannot remove rows beside one, as
+            :class:`~gfn_rb.RewardPrioritizedWriter` can.
     """
 
     def __init__(
@@ -259,25 +276,32 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         statistics: bool = False,
         rate_limiter: RateLimiter | None = None,
         max_age: int | None = None,
+        max_uses: int | None = None,
         **options: Any,
     ) -> None:
-        if rate_limiter is not None and options.get("prefetch"):
-            raise ArgumentError(
-                f"prefetch must be 0 beside a rate_limiter, got {options['prefetch']}: rows would "
-                "be drawn before anybody asks for them"
-            )
+        for name, limit in (("a rate_limiter", rate_limiter), ("max_uses", max_uses)):
+            if limit is not None and options.get("prefetch"):
+                raise ArgumentError(
+                    f"prefetch must be 0 beside {name}, got {options['prefetch']}: rows would "
+                    "be drawn before anybody asks for them"
+                )
         self.rate_limiter = rate_limiter
         self.max_age = None if max_age is None else as_count("max_age", max_age, 0)
         self._versions = KeyColumn(POLICY_VERSION)
-        self.counts_rows = any((statistics, rate_limiter, max_age is not None))
+        self.use_limit = None if max_uses is None else _use_limit(max_uses, options)
+        self.counts_rows = any((statistics, rate_limiter, max_age is not None, max_uses))
         storage = options.pop("storage", None)
         storage = RowTensorStorage(_ROWS) if storage is None else storage
         require_kind("storage", storage, TensorStorage, callable)
         super().__init__(storage=storage, **options)
-        if max_age is not None and not hasattr(self.writer, "remove"):
-            raise ArgumentError(
-                f"writer must be able to remove rows for max_age={max_age}, got {self.writer!r}"
-            )
+        for name, limit, asked in (
+            ("max_age", max_age, "leaving"),
+            ("max_uses", max_uses, _REMOVE),
+        ):
+            if limit is not None and not hasattr(self.writer, asked):
+                raise ArgumentError(
+                    f"writer must be able to remove rows for {name}={limit}, got {self.writer!r}"
+                )
         self.statistics = ReplayStatistics(storage_device(self.storage))
         if self.counts_rows:
             self.insert_transform(0, self.statistics)
@@ -394,6 +418,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     def _sampled(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """Draw rows as TorchRL does, without what it does for other kinds of buffers."""
+        if self.use_limit is not None:
+            return self._sampled_within(self.use_limit, batch_size)
         transforms = compat.direct_transforms(self, _DIRECT)
         if transforms is None:
             return super()._sample(batch_size)
@@ -405,6 +431,16 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             rows = self.storage.get(index)
         for transform in transforms:
             rows = transform.forward(rows)
+        return rows, info
+
+    def _sampled_within(self, limit: UseLimit, n: int) -> tuple[Any, dict[Any, Any]]:
+        """Draw rows, and count the draw once they are whole: a transform may raise."""
+        with compat.replay_lock(self), compat.write_lock(self):
+            index, info = limit.draw(self.sampler, self.storage, n)
+            rows = compat.after_draw(self, self.storage.get(index).exclude(N_USES))
+            info[INDEX] = limit.count(self, index)
+            if self.writer.tracks_generations:
+                info["index_generation"] = self.writer.generations_of(info[INDEX])
         return rows, info
 
     @compat.outside_graph
@@ -430,7 +466,36 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         """
         limiter = self.rate_limiter
         in_turn = limiter is None or limiter.may_sample(*self.statistics.rows.tolist())
-        return in_turn and super().can_sample(batch_size)
+        if not (in_turn and super().can_sample(batch_size)):
+            return False
+        if self.use_limit is None:
+            return True
+        n = self._batch_size if batch_size is None else batch_size
+        with compat.replay_lock(self), compat.write_lock(self):
+            return self.use_limit.suffices(self.sampler, self.storage, n)
+
+    def remove(self, index: Any) -> None:
+        """Remove rows. Other rows may move into their slots.
+
+        Args:
+            index: slots of stored rows, an integer or any number of them.
+
+        Raises:
+            ArgumentError: a slot holds no row, or the writer or sampler cannot do without it.
+        """
+        if not hasattr(self.writer, _REMOVE) or compat.is_consuming(self):
+            raise ArgumentError(
+                f"rb must have a writer and a sampler that can remove rows, got {self.writer!r} "
+                f"and {self.sampler!r}; max_uses=n removes rows after n draws"
+            )
+        with compat.replay_lock(self), compat.write_lock(self):
+            self.writer.remove(as_slots(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write rows, which count as never drawn, or an entry of all rows."""
+        if self.use_limit is not None and isinstance(value, TensorDictBase):
+            value = self.use_limit.stamped(value)
+        super().__setitem__(index, value)
 
     @property
     def policy_version(self) -> int:
@@ -493,6 +558,25 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
             self.writer.register_storage(storage)
         compat.clear_prefetched(self)
         return former
+
+
+def require_unlimited(member: Any) -> None:
+    """Raise if a member of an ensemble limits uses, which draws of the ensemble do not count."""
+    if (limit := getattr(member, "use_limit", None)) is not None:
+        raise ArgumentError(
+            f"members must not limit uses, got one with max_uses={limit.max_uses}: sample it itself"
+        )
+
+
+def _use_limit(max_uses: int, options: dict[str, Any]) -> UseLimit:
+    """Return a limit, or raise if an option hands out slots that it could not follow."""
+    if options.get("sample_unit") is not None:
+        raise ArgumentError(
+            f"sample_unit must be None beside max_uses={max_uses}, got {options['sample_unit']!r}"
+        )
+    from gfn_rb.buffers.use_limit import UseLimit  # which few programs need
+
+    return UseLimit(max_uses)
 
 
 @contextmanager

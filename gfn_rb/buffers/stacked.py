@@ -14,6 +14,7 @@ from torchrl.data.replay_buffers.storages import StorageEnsemble
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count
 from gfn_rb.buffers.merged_sampler import rows_of
+from gfn_rb.buffers.replay_buffer import require_unlimited
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import BUFFER_IDS, INDEX
 from gfn_rb.shapes import Int64
@@ -33,6 +34,11 @@ class StackedReplayBuffer(ReplayBufferEnsemble):
         >>> rb = StackedReplayBuffer(prioritized, uniform, sample_from_all=True, batch_size=64)
         >>> batch = rb.sample()  # [2, 32]
     """
+
+    def __init__(self, *members: Any, **options: Any) -> None:
+        for member in members:
+            require_unlimited(member)
+        super().__init__(*members, **options)
 
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
         made = super()._maybe_make_sampler(sampler)

@@ -395,6 +395,8 @@ def ages_of(rb: ReplayBuffer) -> Int64[Tensor, "n"] | None:
 def whole_rows(rb: ReplayBuffer, index: Int64[Tensor, "m"]) -> TensorDictBase:
     """Return stored rows as they were added; rows of several lengths are padded."""
     rows, compact = rb.storage.get(index), compact_rows_of(rb)
+    if getattr(rb, "use_limit", None) is not None:  # or the entry is the user's
+        rows = rows.exclude(keys.N_USES)
     return rows if compact is None else compact(rows)
 
 

@@ -31,6 +31,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "gfn_rb.buffers.replay_buffer:GFNReplayBuffer": (
         *(*_PARTS, *_OPTIONS, "priority_key", "statistics", "rate_limiter", "max_age"),
+        "max_uses",
     ),
     "gfn_rb.buffers.transforms:KeepItems": ("dropped", "max_length"),
     "gfn_rb.buffers.transforms:KeepStates": ("dropped",),

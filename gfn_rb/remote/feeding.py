@@ -23,7 +23,7 @@ from gfn_rb.kernels.exchange import compile_exchange
 from gfn_rb.kernels.objects import Hashed, Objects
 from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import gumbel_like
-from gfn_rb.keys import INDEX, LOG_REWARD
+from gfn_rb.keys import INDEX, LOG_REWARD, N_USES
 from gfn_rb.remote.records import ChangeLog, RankFlags
 from gfn_rb.shapes import Bool, Float64, Int64
 from gfn_rb.storages import EncodedStorage
@@ -85,6 +85,7 @@ class ObjectIndex:
         self.changes = ChangeLog(max(n // 4, 1))
         self._candidates: tuple[int, int | None, Candidates] | None = None  # found last
         self.subscribers: dict[int, Subscriber] = {}  # by rank
+        self._own = (INDEX,) if getattr(rb, "use_limit", None) is None else (INDEX, N_USES)
         self._compact = compact_rows_of(rb)
         self._length = 0
         self._column = KeyColumn(LOG_REWARD)
@@ -135,7 +136,7 @@ class ObjectIndex:
         if self.encoded is not None:
             stored = self.encoded.padded_rows(rows).exclude(INDEX)
         else:
-            stored = select_rows(all_slots(self.storage), rows, but=(INDEX,))
+            stored = select_rows(all_slots(self.storage), rows, but=self._own)
         if torch.device(self.storage.device).type != "cpu":
             stored = stored.cpu()
         if self._compact is None:

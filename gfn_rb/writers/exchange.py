@@ -90,6 +90,9 @@ class Moves(NamedTuple):
         return np.arange(min(self.length, self.before), self.before)
 
 
+NO_MOVES = Moves(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 0, 0)
+
+
 class RowExchange:
     """Knows key and age of each row of a storage, its object and its group, and exchanges rows.
 

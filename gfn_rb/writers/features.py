@@ -16,7 +16,7 @@ from gfn_rb.column import Version
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
-from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, NEXT, NEXT_STATE, STATE
+from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, N_USES, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.flat import equal_bits, flat_rows, on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages import EncodedStorage
@@ -60,7 +60,8 @@ class Features:
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry."""
         read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
-        return callable(self.source) or name in read
+        # A callable may read all but the number of draws, which each draw changes.
+        return name != N_USES if callable(self.source) else name in read
 
     def _of(self, data: Rows) -> Tensor:
         if not callable(self.source):
@@ -134,7 +135,7 @@ class ObjectColumns(Features):
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry; see :meth:`Features.reads`."""
         read = (STATE, LENGTH, IS_BACKWARD, CONDITION) if self._read == [STATE] else self._read
-        return callable(self.source) or name in read
+        return name != N_USES if callable(self.source) else name in read
 
 
 class EqualFeatures(Features):

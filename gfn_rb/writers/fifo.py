@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDictBase
 from tensordict.utils import expand_right
@@ -12,13 +13,15 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import KeepsArguments, kind_of, require_choice, require_flag
+from gfn_rb.arguments import KeepsArguments, kind_of, require_choice, require_flag, require_kind
 from gfn_rb.column import EqualKeys
 from gfn_rb.errors import CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import (
+    one_process,
     one_thread,
+    record_slots,
     require_access,
     share_writes,
     whole_write,
@@ -26,18 +29,23 @@ from gfn_rb.sharing import (
 )
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import is_laid_out, require_rows, storage_device
+from gfn_rb.writers.exchange import NO_MOVES, Moves
 from gfn_rb.writers.features import Unique
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
     DRAWN,
     RowLayout,
     check_slots,
+    check_stored,
     copies_from,
     copies_to,
     finish_write,
+    moved_rows,
     one_batch,
     put_rows,
 )
+
+_NONE = np.zeros(0, np.int64)
 
 
 class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
@@ -206,6 +214,46 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
 
             write_whole(storage, at, commit)
         return index
+
+    def remove(self, index: Int64[Tensor, "m"]) -> Moves:
+        """Remove items; the others keep their order, in time proportional to their number.
+
+        Args:
+            index: slots in [0, len(storage)).
+
+        Returns:
+            Which items moved from where to where.
+
+        Raises:
+            ArgumentError: a slot holds no item.
+        """
+        require_kind("index", index, Tensor)
+        storage, index = self._storage, index.reshape(-1).cpu().unique()
+        with one_thread(storage), one_process(storage), whole_write(storage, self):
+            check_stored(index, n := len(storage))
+            if not len(index):
+                return NO_MOVES
+            compat.drop_prefetched(storage)
+            oldest = self._cursor if n == storage.max_size else 0
+            order = (torch.arange(n) + oldest) % n
+            source = order[~torch.isin(order, index)]
+            hole = torch.arange(left := len(source))
+            hole, source = hole[source != hole], source[source != hole]
+            moves = Moves(_NONE, _NONE, _NONE, source.numpy(), hole.numpy(), n, left)
+            record_slots(storage, torch.arange(left, n))
+            copies = [*moved_rows(storage, moves.source, moves.hole)]
+            copies += compat.raised_generations(storage, moves.overwritten)
+
+            def commit() -> None:
+                put_rows(copies)
+                compat.set_length(storage, left)
+                compat.set_last_cursor(storage, left - 1 if left else None)
+                self._cursor = left
+                for _ in range(2):  # or samplers would take it for a write to some rows
+                    compat.bump_mutation_revision(storage)
+
+            write_whole(storage, hole, commit)
+        return moves
 
     def slot_tensors(self) -> list[Tensor]:
         """Return nothing: the counters determine the next slot."""

@@ -43,7 +43,7 @@ from gfn_rb.sharing import (
 )
 from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
 from gfn_rb.storages import require_rows
-from gfn_rb.writers.exchange import Moves, PendingExchange, RowExchange, Tie
+from gfn_rb.writers.exchange import NO_MOVES, Moves, PendingExchange, RowExchange, Tie
 from gfn_rb.writers.features import Features, ObjectColumns, Unique, require_finite
 from gfn_rb.writers.rows import (
     RowLayout,
@@ -347,11 +347,14 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             if not is_compared:
                 self._exchange.relabel(storage, slot.numpy(), on_host(value)[0])
 
-    def remove(self, index: Int64[Tensor, "m"]) -> None:
+    def remove(self, index: Int64[Tensor, "m"]) -> Moves:
         """Remove items from the storage; items from its end take their slots.
 
         Args:
             index: slots in [0, len(storage)).
+
+        Returns:
+            Which items moved from where to where.
 
         Raises:
             ArgumentError: a slot holds no item.
@@ -361,9 +364,10 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         storage = self._storage
         with one_thread(storage), one_process(storage), whole_write(storage, self):
             check_stored(index, len(storage))
-            if index.shape[0]:
-                compat.drop_prefetched(storage)
-                self._carry_out(None, self._exchange.remove(storage, index.numpy()))
+            if not index.shape[0]:
+                return NO_MOVES
+            compat.drop_prefetched(storage)
+            return self._carry_out(None, self._exchange.remove(storage, index.numpy()))
 
     @property
     def tie(self) -> Tie:

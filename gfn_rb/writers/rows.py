@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import LazyMemmapStorage, Storage
 
 from gfn_rb import torchrl_compat as compat
+from gfn_rb.arguments import kind_of
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -97,6 +98,17 @@ def check_number(values: Tensor, name: NestedKey) -> float:
             "written"
         )
     return highest
+
+
+def as_slots(index: Any) -> Int64[Tensor, "m"]:
+    """Return slots that a user gives as an integer or as any number of them."""
+    try:
+        slot = torch.as_tensor(index)
+    except (TypeError, ValueError, RuntimeError):
+        slot = torch.tensor(math.nan)
+    if slot.numel() and (slot.is_floating_point() or slot.dtype in (torch.bool, *COMPLEX)):
+        raise ArgumentError(f"index must be slots, integers, got {kind_of(index)}")
+    return slot.reshape(-1).to(torch.int64)
 
 
 def check_stored(index: Int64[Tensor, "m"], stored: int) -> None:
