@@ -21,7 +21,8 @@ from gfn.samplers import Sampler
 from gfn.states import DiscreteStates, States
 from gfn.utils.common import set_seed
 from gfn.utils.modules import MLP
-from torch import Tensor
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
 
 from gfn_rb import Trajectories
 from gfn_rb.envs import EnumerableEnv
@@ -89,8 +90,14 @@ class Encoded(Preprocessor):
 class _PolicyFit(ExactFit):
     """An exact fit of a policy that is a function of states."""
 
-    def __init__(self, env: EnumerableEnv, log_pf: Callable[[Tensor], Tensor], log_z: Any) -> None:
-        super().__init__(env, None, log_z)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        env: EnumerableEnv,
+        network: nn.Module,
+        log_pf: Callable[[Tensor], Tensor],
+        log_z: Callable[[Tensor | None], Tensor],
+    ) -> None:
+        super().__init__(env, TensorDictModule(network, ["encoded"], ["logits"]), log_z)
         self._log_pf = log_pf
 
     def policy_log_prob(self, condition: Tensor | None = None) -> Tensor:
@@ -123,7 +130,7 @@ class TorchGFNScript:
             self._peer, capacity=CAPACITY, prioritized_capacity=True, prioritized_sampling=True
         )
         self.discovery, self.steps_done, self._pf = DiscoveryMetrics(self.env), 0, pf
-        self.fit = _PolicyFit(self.env, self._log_pf, lambda _: self._flow.logZ.detach())
+        self.fit = _PolicyFit(self.env, pf, self._log_pf, lambda _: self._flow.logZ.detach())
 
     def step(self) -> None:
         """Sample, store and learn once, and once more from the buffer."""

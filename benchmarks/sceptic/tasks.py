@@ -84,4 +84,5 @@ TASKS = {
     "ising": Task("Ising model, 14 spins (20 modes)", SequencesConfig(kind="ising"), 20),
     "conditional": Task("12 bits under 8 conditions", ConditionalWordsConfig(), 0),
 }
-"""By name. Nobody has tuned anything on them, and no default was chosen on them."""
+"""By name. No default was chosen on them. Some were on an Ising model of 12 spins, and on a grid
+with conditions."""

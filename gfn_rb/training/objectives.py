@@ -267,7 +267,9 @@ class Teacher:
         """Take an optimiser step of the teacher."""
         assert isinstance(batch, Trajectories)  # as the configuration has made sure
         reward = mean_per_item(batch, self.reward(residual))
-        log_reward = reward.log() + self._config.teacher.alpha * batch.log_reward
+        log_reward, alpha = reward.log(), self._config.teacher.alpha
+        if alpha:  # 0 times a log-reward of -inf would be NaN
+            log_reward = log_reward + alpha * batch.log_reward
         rows = Trajectories.from_tensordict(batch.to_tensordict().set(LOG_REWARD, log_reward))
         if self._is_new:
             self.loss.fit_log_z(rows)

@@ -26,7 +26,7 @@ from gfn_rb.checkpoint.api import outline
 from gfn_rb.containers import Trajectories
 from gfn_rb.containers.base import Container
 from gfn_rb.envs import ContinuousEnv, GFNEnv
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError
 from gfn_rb.losses import Loss
 from gfn_rb.numerics.flat import flat_rows
 from gfn_rb.rollout import LocalSearchSampler, Sampler
@@ -247,7 +247,10 @@ class Trainer:
             return []
         # Drawn at once, before anything is learnt from it: one pass over the weights of all items.
         self.watch.switch("buffer")
-        sample = self.replayed.sample(n_rows)
+        try:
+            sample = self.replayed.sample(n_rows)
+        except EmptyBufferError:  # no stored object has a reward yet that the draw could go by
+            return []
         self.watch.switch("learning")
         rows, size = self.replay.gives.from_tensordict(sample), math.ceil(n_items / len(batches))
         losses = []

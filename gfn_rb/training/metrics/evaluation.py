@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from gfn_rb.training.metrics.fit import (
     spearman,
 )
 
+logger = logging.getLogger(__name__)
 CHUNK = 1024  # trajectories whose states a network sees at once
 
 
@@ -209,6 +211,19 @@ def is_listed(env: GFNEnv) -> bool:
     return isinstance(env, EnumerableEnv) and env.is_enumerable
 
 
+def _has_target(env: EnumerableEnv) -> bool:
+    """Tell whether some object has a reward under every fixed condition; warn if not."""
+    fixed = env.fixed_conditions(N_CONDITIONS)
+    conditions = [None] if fixed is None else [*fixed]
+    has_target = all(env.log_partition(each) > -math.inf for each in conditions)
+    if not has_target:
+        logger.warning(
+            "every object of %s has reward 0, so there is no target to measure distances to",
+            type(env).__name__,
+        )
+    return has_target
+
+
 class Metric(NamedTuple):
     """A metric that is asked for by name."""
 
@@ -284,7 +299,7 @@ class Evaluation:
     ) -> None:
         check_metrics(metrics, env)
         most = MAX_STATES if "distances" in metrics else MAX_EXACT_STATES
-        is_exact = isinstance(env, EnumerableEnv) and env.n_states <= most
+        is_exact = isinstance(env, EnumerableEnv) and env.n_states <= most and _has_target(env)
         self.fit = ExactFit(env, pf, estimate_log_z) if is_exact else Fit(env, estimate_log_z)
         self._metrics, self._seed = [METRICS[name] for name in metrics], seed
         self._generator = torch.Generator(env.source_state.device)

@@ -91,7 +91,7 @@ class Fit:
         estimate_log_z: callable that returns the learned log Z in nats for each given condition.
 
     Attributes:
-        log_z: true log partition function in nats; None if unknown.
+        log_z: true log partition function in nats; None if unknown, or if every reward is 0.
         method: how distances are measured, in a word or two; empty if not measured.
     """
 
@@ -99,7 +99,8 @@ class Fit:
 
     def __init__(self, env: GFNEnv, estimate_log_z: EstimateLogZ) -> None:
         self._estimate_log_z, self._conditions = estimate_log_z, env.fixed_conditions(N_CONDITIONS)
-        self.log_z = env.true_log_z
+        log_z = env.true_log_z
+        self.log_z = None if log_z == -math.inf else log_z
 
     @torch.no_grad()
     def learned_log_z(self) -> float:

@@ -1,0 +1,149 @@
+"""The frozen tasks, the ways to train on them, and where defaults are said to be chosen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import records
+from benchmarks.published import landscapes
+from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS
+from benchmarks.published.runs import run_one
+from benchmarks.sceptic.envs import ConditionalWords, Expressions, Graphs, Sequences
+from benchmarks.sceptic.rows import ARMS, FROZEN
+from gfn_rb.envs.conformance import EnumerableEnvConformance
+
+
+class TestNK(EnumerableEnvConformance):
+    def make_env(self):
+        return Sequences("nk", 1)
+
+    test_modes_are_where_the_reward_is_highest = None  # they are local optima
+
+
+class TestKnapsack(EnumerableEnvConformance):
+    def make_env(self):
+        return Sequences("knapsack", 1)
+
+
+class TestConditionalWords(EnumerableEnvConformance):
+    def make_env(self):
+        return ConditionalWords(1)
+
+
+class TestGraphs(EnumerableEnvConformance):
+    def make_env(self):
+        return Graphs()
+
+
+class TestExpressions(EnumerableEnvConformance):
+    def make_env(self):
+        return Expressions()
+
+
+def test_rewards_of_graphs_by_hand():
+    env = Graphs()
+    prism = torch.zeros(6, 6, dtype=torch.int64)
+    for u, v in [(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5), (0, 3), (1, 4), (2, 5)]:
+        prism[u, v] = 1
+    state = torch.stack([prism[torch.triu_indices(6, 6, 1).unbind()], env.source_state])
+    assert env.log_reward(state).tolist() == [0, -27]
+    assert env.mode_index(state)[1] == -1 < env.mode_index(state)[0]
+    fewer = state[:1].clone()
+    fewer[0, fewer[0].argmax()] = 0
+    assert env.log_reward(fewer).item() == -3
+
+
+def test_values_of_expressions_by_hand():
+    env = Expressions()
+    x, two, plus, times = 0, 2, 3, 5
+    state = torch.tensor([[plus, plus, times, x, two, x, x], [two, -1, -1, -1, -1, -1, -1]])
+    assert env.describe(state) == ["((x + 2) + (x * x))", "2"]
+    assert env.log_reward(state)[0].item() == pytest.approx(0, abs=1e-5)
+    points = torch.linspace(-2, 2, 8)
+    error = (points**2 + points).square().mean().sqrt()
+    assert env.log_reward(state)[1].item() == pytest.approx(-4 * float(error.log1p()), abs=1e-5)
+
+
+def test_rewards_of_knapsacks_and_conditions_by_hand():
+    env = Sequences("knapsack", 1)
+    weight, value = 0.1 + 0.9 * torch.rand(
+        2, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    all_items, none = torch.ones(1, 16, dtype=torch.int64), torch.zeros(1, 16, dtype=torch.int64)
+    assert env.log_reward(torch.cat([all_items, none])).tolist() == [-20, 0]
+    log_reward = env.log_reward(env.terminating_states())
+    assert float(log_reward.max()) == 12
+    best = env.terminating_states()[log_reward.argmax()]
+    assert float(weight @ best.double()) <= float(weight.sum() / 2)
+    light = none.clone()
+    light[0, 3] = 1
+    share = value[3] / (value @ best.double())
+    assert env.log_reward(light).item() == pytest.approx(12 * float(share), abs=1e-5)
+
+    words = ConditionalWords(1)
+    word = words._word[5, 2][None]
+    five = torch.eye(8)[5:6]
+    flipped = word.clone()
+    flipped[0, 0] ^= 1
+    assert words.log_reward(word, five).item() == 0
+    assert words.log_reward(flipped, five).item() in (0, -2)
+
+
+def test_the_optima_of_a_landscape_have_no_better_neighbour():
+    env = Sequences("ising", 1)
+    x = env.terminating_states()
+    log_reward = env.log_reward(x)
+    mode = x[env.mode_index(x) >= 0]
+    for place in range(14):
+        flipped = mode.clone()
+        flipped[:, place] ^= 1
+        assert (env.log_reward(flipped) < env.log_reward(mode)).all()
+    assert env.mode_index(x[log_reward.argmax()][None]).item() == 0
+
+
+def test_ways_to_train_take_equal_calls_and_no_replay_as_many_steps():
+    for row in FROZEN.values():
+        assert row.calls % row.calls_per_step == 0
+    config = FROZEN["nk", "defaults"].config
+    steps = (1 + config.replay_ratio) / config.batch_size  # per call
+    alone = FROZEN["nk", "equal_steps"].config
+    assert alone.replay_ratio == 0
+    assert steps <= 1 / alone.batch_size < 1.1 * steps
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of what torchgfn imports
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_run_is_measured_and_repeats(arm):
+    if arm == "torchgfn":
+        pytest.importorskip("gfn")
+    row = replace(FROZEN["expressions", arm], calls=160)
+    first, again = run_one(row, 3), run_one(row, 3)
+    assert first.figures == again.figures
+    assert first.figures.keys() == {"modes_found", "total_variation", "log_z_gap"}
+    assert 0 < first.figures["total_variation"] < 1
+    assert first.calls == 160
+
+
+def test_fifty_lines_tell_conditions_apart():
+    row = FROZEN["conditional", "fifty_objects"]
+    hooks = row.hooks()
+    trainer = row.trainer(replace(row.config, seed=0, hidden=(16,)), hooks=hooks)
+    for _ in range(40):
+        trainer.step()
+    rows = trainer.replayed._rows
+    state = rows.rows["state"][: len(rows)]
+    assert len(state[:, :12].unique(dim=0)) < len(state) == len(state.unique(dim=0))
+
+
+def test_defaults_are_said_to_be_chosen_on_what_they_were_chosen_on():
+    assert {*CHOSEN_ON} <= {*DEFAULTS}
+    page = (records.ROOT / "docs/choosing/defaults.md").read_text()
+    chosen, others = re.search(r"chosen on (\d+) tasks.*?and (\w+) others", page, re.S).groups()
+    assert int(chosen) == len(CHOSEN_ON)
+    assert {"eight": 8}[others] == len(DEFAULTS) - len(CHOSEN_ON)
+    told = re.search(r"chosen on (\w+) and (\w+), not on (\w+)\.", landscapes.__doc__).groups()
+    assert [kind in CHOSEN_ON for kind in told] == [True, True, False]
