@@ -116,7 +116,13 @@ def test_ways_to_train_take_equal_calls_and_no_replay_as_many_steps():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of what torchgfn imports
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    "arm",
+    [
+        arm if arm in ("fifty_objects", "torchgfn") else pytest.param(arm, marks=pytest.mark.slow)
+        for arm in ARMS
+    ],
+)
 def test_a_run_is_measured_and_repeats(arm):
     if arm == "torchgfn":
         pytest.importorskip("gfn")
