@@ -27,8 +27,10 @@ class StackedReplayBuffer(ReplayBufferEnsemble):
     ``priority_weight``, are in the batch if all drawn members give them; TorchRL's own ensemble
     refuses other members. :class:`MergedReplayBuffer` returns flat batches instead.
 
-    The arguments are those of ``ReplayBufferEnsemble``: ``*members``, ``sample_from_all``,
-    ``num_buffer_sampled``, ``p``, ``batch_size`` and others.
+    Args:
+        *members: buffers without ``max_uses``.
+        **options: those of ``ReplayBufferEnsemble``: ``sample_from_all``, ``num_buffer_sampled``,
+            ``p``, ``batch_size`` and others.
 
     Examples:
         >>> rb = StackedReplayBuffer(prioritized, uniform, sample_from_all=True, batch_size=64)
