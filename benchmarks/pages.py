@@ -2,7 +2,7 @@
 
 A table between ``<!-- figures: BENCHMARK PART [SUFFIX] -->`` and ``<!-- end -->`` is that of a part
 of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX. Of
-``learning``, PART is an environment. A part that is not
+``learning``, PART is an environment; of ``sceptic``, "replay" or "ways". A part that is not
 stored keeps its table, which must say that it is older than the code.
 """
 
@@ -11,14 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.published.defaults import DEFAULTS
 from benchmarks.published.page import PEERS
-from benchmarks.published.runs import Result, load, modes_at
+from benchmarks.published.runs import Result, load, modes_at, spread
 from benchmarks.published.sceptic import SCEPTIC
 from benchmarks.records import RESULTS, ROOT, age, read
+from benchmarks.sceptic import page as sceptic
 
 OLD = "Measured before results were stored: older than the code."
 NOT_MEASURED = "not measured"
@@ -70,6 +71,8 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
         suffix: end of the names of the rows to show, which is left out.
         folder: where the results lie.
     """
+    if benchmark == "sceptic":
+        return sceptic.table_of(part, folder)
     if benchmark == "learning":
         return _learning_table(read(folder / f"learning_{part}.json"))
     report = read(folder / f"{benchmark}.json") or {"parts": {}}
@@ -204,12 +207,6 @@ def _interop(folder: Path) -> Sequence[str]:
 README_ROWS: Iterable[Callable[[Path], Sequence[str]]] = (
     *(_learning, _grid, _sceptic, _load, _interop),
 )
-
-
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Return mean and standard deviation."""
-    text = f"{mean(values):.{digits}f}"
-    return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
 
 
 def _modes(results: Sequence[Result]) -> list[float]:

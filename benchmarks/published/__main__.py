@@ -27,23 +27,27 @@ from benchmarks.published.runs import (
 )
 from benchmarks.published.sceptic import SCEPTIC
 from benchmarks.records import RecordError
-from benchmarks.sceptic.rows import FROZEN
+from benchmarks.sceptic import page as sceptic
+from benchmarks.sceptic.rows import ARMS, FROZEN
 
 _ROWS = ROWS | {
     row.name: row for rows in (DEFAULTS, TUNED, SCEPTIC, FROZEN) for row in rows.values()
 }
-Name: Any = Literal[(*_ROWS, "sceptic", "page")]
+_GROUPS = {"sceptic": [*FROZEN.values()]} | {
+    f"sceptic_{arm}": [row for (_, each), row in FROZEN.items() if each == arm] for arm in ARMS
+}
+Name: Any = Literal[(*_ROWS, *_GROUPS, "page")]
 
 
 @dataclass(frozen=True)
 class Options:
     """What to run."""
 
-    row: tyro.conf.Positional[Name]
-    """A row of docs/published.md, defaults_TASK for a task with default options, tuned_TASK for the
+    names: tyro.conf.Positional[tuple[Name, ...]]
+    """Rows of docs/published.md, defaults_TASK for a task with default options, tuned_TASK for the
     same with tuned ones, fifty_lines_ARM_TASK for it with a buffer of fifty lines, sceptic_TASK_ARM
-    for a task that nothing was chosen on, "sceptic" for all of these, or "page" to write that page
-    from the results there are."""
+    for a task that nothing was chosen on, "sceptic_ARM" or "sceptic" for all of these, or "page" to
+    write that page from the results there are."""
     seeds: int = 3
     """How many seeds."""
     first_seed: int = 0
@@ -61,10 +65,11 @@ class Options:
 def main() -> int:
     """Run a row with some seeds, or write the page."""
     options = tyro.cli(Options, description=__doc__)
-    if options.row == "page":
+    if "page" in options.names:
         write_page(options.out)
+        sceptic.draw(options.out)
         return 0
-    rows = [*FROZEN.values()] if options.row == "sceptic" else [_ROWS[options.row]]
+    rows = [row for name in options.names for row in _GROUPS.get(name) or [_ROWS[name]]]
     if options.calls is not None:
         rows = [changed(row, calls=options.calls) for row in rows]
     elif not options.replace:

@@ -186,7 +186,7 @@ def _draw_defaults(folder: Path) -> None:
     """Draw the first run of each task with default options: share of modes, total variation."""
     first = {row: found[0] for row in DEFAULTS.values() if (found := load(folder, row))}
     known = {row: run for row, run in first.items() if run.curve or run.fit}
-    panels = _panels(len(known), columns=4, size=(3.4, 2.5))
+    panels = panels_of(len(known), columns=4, size=(3.4, 2.5))
     for axes, (row, run) in zip(panels, known.items(), strict=True):
         axes.set_title(row.title.partition(" (")[0], loc="left", fontsize=9)
         if row.n_modes and run.curve:
@@ -201,10 +201,10 @@ def _draw_defaults(folder: Path) -> None:
         panels[0].figure.supxlabel("reward calls", fontsize=10)
         lines = {line.get_label(): line for axes in panels for line in axes.lines}
         panels[0].figure.legend(lines.values(), lines.keys(), loc="outside upper left", ncols=2)
-        _print(panels, folder / CURVES)
+        print_panels(panels, folder / CURVES)
 
 
-def _panels(n: int, columns: int, size: tuple[float, float]) -> list[Axes]:
+def panels_of(n: int, columns: int, size: tuple[float, float]) -> list[Axes]:
     """Return so many panels of a new picture, in rows of some columns."""
     columns = max(1, min(columns, n))
     shape = (-(-n // columns) or 1, columns)
@@ -220,13 +220,14 @@ def _panels(n: int, columns: int, size: tuple[float, float]) -> list[Axes]:
     return panels[:n]
 
 
-def _print(panels: list[Axes], path: Path) -> None:
+def print_panels(panels: list[Axes], path: Path) -> None:
+    """Write a picture."""
     FigureCanvasAgg(panels[0].figure).print_png(str(path))
 
 
 def _draw(path: Path, known: dict[Row, list[Result]]) -> None:
     """Draw modes found against reward calls, a panel for each row: mean and range of its runs."""
-    panels = _panels(len(known), columns=2, size=(6.5, 4))
+    panels = panels_of(len(known), columns=2, size=(6.5, 4))
     for axes, (row, results) in zip(panels, known.items(), strict=True):
         length = min(len(result.curve) for result in results)
         curves = np.array([result.curve[:length] for result in results])
@@ -243,4 +244,4 @@ def _draw(path: Path, known: dict[Row, list[Result]]) -> None:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if panels:
-        _print(panels, path)
+        print_panels(panels, path)

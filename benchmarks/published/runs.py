@@ -174,8 +174,13 @@ def typical(figure: Figure, results: Sequence[Result]) -> str:
     if figure.is_median:
         ends = f"{min(values):,.{figure.digits}f} to {max(values):,.{figure.digits}f}"
         return f"{median(values):,.{figure.digits}f} (median of {len(values)}, {ends})"
-    spread = f" ± {stdev(values):,.{figure.digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):,.{figure.digits}f}{spread}"
+    return spread(values, figure.digits)
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return mean and standard deviation."""
+    text = f"{mean(values):,.{digits}f}"
+    return f"{text} ± {stdev(values):,.{digits}f}" if len(values) > 1 else text
 
 
 def is_met(figure: Figure, results: Sequence[Result]) -> bool:

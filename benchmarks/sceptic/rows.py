@@ -1,4 +1,4 @@
-"""Seven ways to train on each of the six tasks, at equal reward calls."""
+"""Eight ways to train on each of the six tasks, most of them at equal reward calls."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Arm:
         options: what differs from the defaults.
         hooks: returns new hooks of a run.
         trainer: returns what trains, given the configuration and the hooks.
+        calls: reward calls of a run.
         not_measured: why it cannot do a task, by task.
     """
 
@@ -33,6 +34,7 @@ class Arm:
     options: dict[str, Any] = field(default_factory=dict)
     hooks: Callable[[], Hooks] = Hooks
     trainer: Callable[..., Any] = Trainer
+    calls: int = CALLS
     not_measured: dict[str, str] = field(default_factory=dict)
 
 
@@ -47,6 +49,8 @@ ARMS = {
     "no_replay": Arm("no replay", {"replay_ratio": 0.0}),
     # The defaults take three steps per 32 calls: batches of 10 take as many and a few more.
     "equal_steps": Arm("no replay, as many steps", {"replay_ratio": 0.0, "batch_size": 10}),
+    # Added after the first seed: about the CPU time of the defaults.
+    "equal_time": Arm("no replay, 40,000 calls", {"replay_ratio": 0.0}, calls=40_000),
     "fifty_trajectories": Arm(
         "fifty lines, trajectories", {"replay": "trajectories"}, partial(hooks, "rank")
     ),
@@ -73,7 +77,7 @@ def _row(name: str, task: Task, arm: str) -> Row:
         published="",
         settings="",
         config=replace(task.config, **way.options),
-        calls=CALLS,
+        calls=way.calls,
         figures=FIGURES,
         measure=figures_of,
         n_modes=task.n_modes,
