@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     )
     from gfn_rb.storages import RowTensorStorage as RowTensorStorage
     from gfn_rb.writers import (
+        CentroidCells as CentroidCells,
         DiversityWriter as DiversityWriter,
         FIFOWriter as FIFOWriter,
+        GridCells as GridCells,
         RewardPrioritizedWriter as RewardPrioritizedWriter,
     )
 

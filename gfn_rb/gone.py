@@ -18,7 +18,7 @@ NAMES = {
     "NonBlocking": 'ReplayBufferWorker(..., mode="nonblocking")',
     "PercentileBaseline": _BASELINE,
     "TrackedReplayBuffer": "gfn_rb.buffers.GFNReplayBuffer",
-    "archive_buffer": "reward_prioritized_buffer(n, group=cells, per_group=1)",
+    "archive_buffer": "reward_prioritized_buffer(n, group=GridCells(...), per_group=1)",
     "inspect_checkpoint": "open_buffer(path), or the command gfn-rb inspect",
     "trajectory_log_probs": "taken_log_probs",
     "transition_log_probs": "taken_log_probs",

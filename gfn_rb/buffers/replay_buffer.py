@@ -35,6 +35,7 @@ from gfn_rb.forks import warn_of_old_rows
 from gfn_rb.keys import INDEX, N_USES, POLICY_VERSION
 from gfn_rb.shapes import Int64
 from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
+from gfn_rb.writers.cells import Cells
 from gfn_rb.writers.rows import as_slots
 
 if TYPE_CHECKING:
@@ -521,8 +522,15 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
         Of the present rows, ``key_min``, ``key_q25``, ``key_median``, ``key_q75``, ``key_max`` are
         quantiles of what they are ranked by, and ``age_min`` to ``age_max`` of their ages.
+
+        Where rows are grouped by :class:`~gfn_rb.writers.Cells`, there are ``coverage``, the share
+        of cells that hold a row, and ``qd_score``, the sum over cells of their highest key.
         """
         stats: dict[str, int | float | bool] = super().stats()
+        if isinstance(cells := getattr(self.writer, "group", None), Cells):
+            from gfn_rb.buffers.summary import archive_of  # which few programs need
+
+            stats |= archive_of(self, cells)
         if not self.counts_rows:
             return stats
         stats |= total([self.statistics])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from gfn_rb.kernels.objects import Objects
 from gfn_rb.numerics.flat import numbers_in_words
 from gfn_rb.shapes import Float64, Int64
 from gfn_rb.torchrl_compat import members_of
+from gfn_rb.writers.cells import Cells
 
 Describe: TypeAlias = Callable[[Any], Sequence[str]]
 
@@ -266,6 +268,20 @@ def numbers_of(rb: ReplayBuffer) -> dict[str, Float64[Tensor, "n"]]:
     """
     known = {"key": ranks_of(rb), "age": ages_of(rb)} if len(rb.storage) else {}
     return {name: value.double() for name, value in known.items() if value is not None}
+
+
+def archive_of(rb: ReplayBuffer, cells: Cells) -> dict[str, float]:
+    """Return the share of cells that hold a row, and the sum of the highest key of each cell."""
+    best = torch.full((cells.n_cells,), -math.inf, dtype=torch.float64)
+    known = numbers_of(rb).get("key")
+    if known is None:
+        return {"coverage": 0.0, "qd_score": 0.0}
+    for index in torch.arange(len(known)).split(_CHUNK):
+        number = cells(whole_rows(rb, index)).cpu()
+        best.scatter_reduce_(0, number, known[index].cpu(), "amax")
+    held = best[best > -math.inf]
+    score = float((held - cells.offset).sum())
+    return {"coverage": len(held) / cells.n_cells, "qd_score": score}
 
 
 def quantiles_of(rb: ReplayBuffer) -> dict[str, float]:

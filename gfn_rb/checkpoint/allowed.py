@@ -69,6 +69,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gfn_rb.samplers.ranked:RecencySampler": ("key", "newest", "decay", "replacement"),
     "gfn_rb.samplers.softmax:SoftmaxRewardSampler": ("key", "temperature", "replacement"),
     "gfn_rb.storages:RowTensorStorage": ("max_size",),
+    "gfn_rb.writers.cells:CentroidCells": ("key", "centroids", "offset"),
+    "gfn_rb.writers.cells:GridCells": ("key", "low", "high", "shape", "offset"),
     "gfn_rb.writers.diversity:DiversityWriter": (
         *("key", "features", "cutoff_distance", "p", "near", "when", "tie", "group", "per_group"),
         *("distance", "largest", *_OF_WRITERS),
