@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,14 @@ def test_a_private_name_of_another_is_found(source: str, found: list[str]) -> No
 def test_a_secret_of_another_module_is_not_foreign() -> None:
     [use] = private_uses(ast.parse("a.b._go()"), FOREIGN, own={"_go"})
     assert (use.is_foreign, str(use)) == (False, "1: a.b._go")
+
+
+def test_the_glossary_names_things_where_they_are() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    table = text.partition("\n## Words\n")[2].partition("\n## ")[0]
+    places = re.findall(r"^\|[^|]+\|[^|]+\| `(\w+)`, (\S+) \|$", table, re.MULTILINE)
+    assert 20 < len(places) == table.count("\n|") - 2 <= 30
+    for name, file in places:
+        source = (Path(gfn_rb.__file__).parent / file).read_text()
+        defined = rf"^ *(?:class |def )?{name}\b(?: *[:=(]|\()"
+        assert re.search(defined, source, re.MULTILINE), f"{name} is not defined in {file}"
