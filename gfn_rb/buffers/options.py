@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from inspect import cleandoc, signature
-from textwrap import indent
+from inspect import cleandoc
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -155,47 +153,8 @@ class BufferOptions(TypedDict, total=False):
     transport_options: dict[str, Any] | None
 
 
-_ARGUMENTS = """
-capacity: number of rows kept, at least 1.
-key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats. Default:
-    ``"log_reward"``.
-features: what distances are measured between: a key, or a callable from rows [n] to a tensor
-    [n, d]. Default: the terminating state, and the condition where rows have one.
-cutoff_distance: rows at this distance or closer are not kept together; required. 0 removes exact
-    duplicates alone, and a negative number turns the comparison off.
-p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
-    Default: 1.
-near: ``"replace"`` lets a better row replace the stored rows near it, and ``"reject"`` rejects a
-    row near a stored one, whatever its key. Default: ``"replace"``.
-when: ``"always"`` compares every batch, ``"full"`` only batches that find the buffer full. Default:
-    ``"always"``.
-tie: which rows of equal key are kept, the ``"newest"`` or the ``"oldest"``. Default: ``"newest"``.
-regenerate: callable that turns drawn rows (``state`` [n, *S], ``log_reward`` [n] in nats) into
-    what ``sample`` returns, such as trajectories of a backward rollout. Default: return the rows.
-unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state and
-    condition), another key, a list of keys, or a callable from rows [n] to int64 fingerprints [n]
-    or [n, d]. None keeps equal rows too. Default: ``"state"`` for terminating states, else None.
-on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and ``"keep"``
-    rejects the new one. Default: ``"refresh"``.
-temperature: T of the draw, above 0: rows are drawn in proportion to exp(key / T). Default: 1.
-replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger than the
-    buffer. Default: ``"auto"``.
-writer: writer to use instead; the options of that of the preset are then ignored.
-sampler: sampler to use instead; the options of that of the preset are then ignored.
-max_length: number of actions to which trajectories are padded. Default: None stores them as they
-    come, which requires batches of one length.
-keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped, because
-    the policy that made them changes. Transitions have no ``"estimator_output"``.
-options: keywords below, and rarer ones of TorchRL (:class:`~gfn_rb.buffers.BufferOptions`).
-"""
-
-
 def with_options(preset: P) -> P:
-    """Describe every argument and option in the docstring of a preset, as ``help`` shows it."""
-    known = dict(re.findall(r"^(\w+)(: .*\n(?: +.*\n)*)", _ARGUMENTS, re.MULTILINE))
-    named = [(name, known[name]) for name in signature(preset).parameters]
-    arguments = "".join(f"{'**' * (name == 'options')}{name}{text}" for name, text in named)
+    """Append the keywords that all presets take to the docstring of one, as ``help`` shows it."""
     options = cleandoc(BufferOptions.__doc__ or "").partition("Attributes:\n")[2]
-    parts = cleandoc(preset.__doc__ or ""), "Args:", indent(arguments, "    "), "Keyword Args:"
-    preset.__doc__ = "{}\n\n{}\n{}\n{}\n{}".format(*parts, options)
+    preset.__doc__ = f"{cleandoc(preset.__doc__ or '')}\n\nKeyword Args:\n{options}"
     return preset

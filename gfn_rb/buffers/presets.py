@@ -74,6 +74,31 @@ def reward_prioritized_buffer(
 
     It corresponds to torchgfn's ``ReplayBuffer(prioritized_capacity=True,
     prioritized_sampling=True)``.
+
+    Args:
+        capacity: number of rows kept, at least 1.
+        key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats.
+            Default: ``"log_reward"``.
+        tie: which rows of equal key are kept, the ``"newest"`` or the ``"oldest"``. Default:
+            ``"newest"``.
+        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
+            and condition), another key, a list of keys, or a callable from rows [n] to int64
+            fingerprints [n] or [n, d]. None keeps equal rows too. Default: ``"state"`` for
+            terminating states, else None.
+        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
+            ``"keep"`` rejects the new one. Default: ``"refresh"``.
+        temperature: T of the draw, above 0: rows are drawn in proportion to exp(key / T). Default:
+            1.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer. Default: ``"auto"``.
+        writer: writer to use instead; the options of that of the preset are then ignored.
+        sampler: sampler to use instead; the options of that of the preset are then ignored.
+        max_length: number of actions to which trajectories are padded. Default: None stores them as
+            they come, which requires batches of one length.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes. Transitions have no ``"estimator_output"``.
+        **options: keywords below, and rarer ones of TorchRL
+            (:class:`~gfn_rb.buffers.BufferOptions`).
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -105,6 +130,34 @@ def diverse_buffer(
 
     ``near="reject", when="full"`` corresponds to torchgfn's
     ``NormBasedDiversePrioritizedReplayBuffer``.
+
+    Args:
+        capacity: number of rows kept, at least 1.
+        key: entry that rows are ranked and drawn by, one number per row; log-rewards in nats.
+            Default: ``"log_reward"``.
+        features: what distances are measured between: a key, or a callable from rows [n] to a
+            tensor [n, d]. Default: the terminating state, and the condition where rows have one.
+        cutoff_distance: rows at this distance or closer are not kept together; required. 0 removes
+            exact duplicates alone, and a negative number turns the comparison off.
+        p: exponent of the norm, at least 1 or ``inf``; 0 counts the features that differ (Hamming).
+            Default: 1.
+        near: ``"replace"`` lets a better row replace the stored rows near it, and ``"reject"``
+            rejects a row near a stored one, whatever its key. Default: ``"replace"``.
+        when: ``"always"`` compares every batch, ``"full"`` only batches that find the buffer full.
+            Default: ``"always"``.
+        tie: which rows of equal key are kept, the ``"newest"`` or the ``"oldest"``. Default:
+            ``"newest"``.
+        temperature: T of the draw, above 0: rows are drawn in proportion to exp(key / T). Default:
+            1.
+        replacement: True or False; ``"auto"`` draws without replacement unless the batch is larger
+            than the buffer. Default: ``"auto"``.
+        sampler: sampler to use instead; the options of that of the preset are then ignored.
+        max_length: number of actions to which trajectories are padded. Default: None stores them as
+            they come, which requires batches of one length.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes. Transitions have no ``"estimator_output"``.
+        **options: keywords below, and rarer ones of TorchRL
+            (:class:`~gfn_rb.buffers.BufferOptions`).
     """
     if sampler is None:
         sampler = SoftmaxRewardSampler(key, temperature, replacement)
@@ -130,7 +183,24 @@ def fifo_buffer(
     keep: Sequence[str] = (),
     **options: Unpack[BufferOptions],
 ) -> GFNReplayBuffer:
-    """Return a buffer that keeps the newest rows and draws them uniformly."""
+    """Return a buffer that keeps the newest rows and draws them uniformly.
+
+    Args:
+        capacity: number of rows kept, at least 1.
+        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
+            and condition), another key, a list of keys, or a callable from rows [n] to int64
+            fingerprints [n] or [n, d]. None keeps equal rows too. Default: ``"state"`` for
+            terminating states, else None.
+        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
+            ``"keep"`` rejects the new one. Default: ``"refresh"``.
+        sampler: sampler to use instead; the options of that of the preset are then ignored.
+        max_length: number of actions to which trajectories are padded. Default: None stores them as
+            they come, which requires batches of one length.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes. Transitions have no ``"estimator_output"``.
+        **options: keywords below, and rarer ones of TorchRL
+            (:class:`~gfn_rb.buffers.BufferOptions`).
+    """
     sampler = RandomSampler() if sampler is None else sampler
     limit = _group_options(options)
     removes = options.get("max_age") is not None or options.get("max_uses") is not None
@@ -155,6 +225,22 @@ def terminating_state_buffer(
     Trajectories are reduced when they are added, and other entries are stored as they are. The
     backward policy makes new trajectories to drawn states, so the buffer needs less memory and its
     trajectories are never outdated.
+
+    Args:
+        capacity: number of rows kept, at least 1.
+        regenerate: callable that turns drawn rows (``state`` [n, *S], ``log_reward`` [n] in nats)
+            into what ``sample`` returns, such as trajectories of a backward rollout. Default:
+            return the rows.
+        unique: what identifies an object, of which one row is kept: ``"state"`` (terminating state
+            and condition), another key, a list of keys, or a callable from rows [n] to int64
+            fingerprints [n] or [n, d]. None keeps equal rows too. Default: ``"state"`` for
+            terminating states, else None.
+        on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
+            ``"keep"`` rejects the new one. Default: ``"refresh"``.
+        writer: writer to use instead; the options of that of the preset are then ignored.
+        sampler: sampler to use instead; the options of that of the preset are then ignored.
+        **options: keywords below, and rarer ones of TorchRL
+            (:class:`~gfn_rb.buffers.BufferOptions`).
     """
     if writer is None:
         limit = _group_options(options)
@@ -184,6 +270,15 @@ def transition_buffer(
 
     A ``writer`` that ranks and a ``sampler`` by reward need ``key="episode_log_reward"``. Samplers
     by rank give the rows of an episode neighbouring ranks.
+
+    Args:
+        capacity: number of rows kept, at least 1.
+        writer: writer to use instead; the options of that of the preset are then ignored.
+        sampler: sampler to use instead; the options of that of the preset are then ignored.
+        keep: names among ``"log_prob"`` and ``"estimator_output"`` to store. Others are dropped,
+            because the policy that made them changes. Transitions have no ``"estimator_output"``.
+        **options: keywords below, and rarer ones of TorchRL
+            (:class:`~gfn_rb.buffers.BufferOptions`).
     """
     rows = KeepTransitions(stale_entries(keep, (LOG_PROB,)))
     return _row_buffer(capacity, writer, sampler, rows, options)
@@ -204,6 +299,13 @@ def state_buffer(
     ``episode_log_reward``. Their ``log_reward`` is -inf except in terminating states.
 
     A ``writer`` that ranks and a ``sampler`` by reward need ``key="episode_log_reward"``.
+
+    Args:
+        capacity: number of rows kept, at least 1.
+        writer: writer to use instead; the options of that of the preset are then ignored.
+        sampler: sampler to use instead; the options of that of the preset are then ignored.
+        **options: keywords below, and rarer ones of TorchRL
+            (:class:`~gfn_rb.buffers.BufferOptions`).
     """
     return _row_buffer(capacity, writer, sampler, KeepStates(), options)
 
