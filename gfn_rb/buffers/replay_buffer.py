@@ -306,6 +306,9 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         self.statistics = ReplayStatistics(storage_device(self.storage))
         if self.counts_rows:
             self.insert_transform(0, self.statistics)
+        for part in (self.writer, self.sampler):
+            if load := getattr(part, "load_loops", None):
+                load()
 
     def extend(self, data: Any, **options: Any) -> Tensor:
         """Add rows.

@@ -20,6 +20,7 @@ An example, with room for two rows, one of each object::
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -631,6 +632,7 @@ def relabel(slot, key, slots, groups, is_grouped):
             _join_group(s, groups.rows, s, code, groups, slots.held)
 
 
+@cache
 def compile_exchange() -> None:
     """Compile these loops, or read them from disk: a machine that has neither takes seconds."""
     one, none, slots = np.zeros((1, 1), np.int64), np.zeros(0, np.int64), empty_slots(1)

@@ -116,6 +116,16 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         """Return an empty distribution over that many rows, for numbers such as those."""
         return weighted_rows(capacity, like.device)
 
+    def load_loops(self) -> None:
+        """Compile the loops of draws on the host, or read them from disk, before the first draw."""
+        distribution, generator = self._make_distribution(2, torch.zeros(0)), torch.Generator()
+        for dtype in (torch.float32, torch.float64):
+            distribution.assign(torch.zeros(2, dtype=dtype))
+            distribution.update(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=dtype))
+        if distribution.has_mass:
+            distribution.draw(1, generator)
+            distribution.draw_distinct(1, generator)
+
     @abstractmethod
     def _log_weight(self, value: Tensor) -> Tensor:
         """Turn stored numbers into what the distribution takes, floats of the same shape."""

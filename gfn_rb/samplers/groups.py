@@ -226,6 +226,18 @@ class GroupSampler(KeySampler):
             )
         return torch.from_numpy(slot.reshape(-1)), torch.from_numpy(log_prob)
 
+    def load_loops(self) -> None:
+        """Compile the loops of draws, or read them from disk, before the first draw."""
+        super().load_loops()
+        groups, one = GroupedSlots(2, 1), np.zeros(1, np.int64)
+        groups.put(np.arange(2), np.zeros((2, 1), np.int64))
+        groups.members(one)
+        groups.draw(one, np.zeros((1, 1)), True)
+        if self.temperature < math.inf:
+            log_prob, size = np.zeros(2), np.array([2])
+            normalise(log_prob, size)
+            draw_weighted(log_prob, size, np.zeros((1, 1)), True, np.zeros((1, 1), np.int64))
+
     # Following the storage.
 
     def _values(self, storage: Storage, slot: Int64[Tensor, "m"]) -> Float64[np.ndarray, "m"]:

@@ -27,7 +27,15 @@ from gfn_rb.arguments import (
 )
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
-from gfn_rb.kernels.exchange import DUPLICATE, GROUP_FULL, KEEP, NEAR, REFRESH, WORST
+from gfn_rb.kernels.exchange import (
+    DUPLICATE,
+    GROUP_FULL,
+    KEEP,
+    NEAR,
+    REFRESH,
+    WORST,
+    compile_exchange,
+)
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
@@ -150,6 +158,10 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             self.identify(unique)
         if group is not None:
             self.group_by(group)
+
+    def load_loops(self) -> None:
+        """Compile the loops of exchanges, or read them from disk, before the first write."""
+        compile_exchange()
 
     def identify(self, unique: Unique) -> None:
         """Identify objects by other entries from now on, such as the rows' compact form."""

@@ -322,6 +322,31 @@ except KeyboardInterrupt:
 """
 
 
+INTERRUPTED_LOAD = """
+import signal
+import numpy as np
+from toy import cache
+from toy.loops import total
+
+def interrupted(*args):
+    signal.raise_signal(signal.SIGINT)
+    return read(*args)
+
+read, cache._read = cache._read, interrupted
+try:
+    total(np.arange(4))
+except KeyboardInterrupt:
+    cache._read = read
+    print("interrupted", total(np.arange(4)))
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_a_loop_is_loaded_leaves_it_usable(package: Package) -> None:
+    package.run()
+    assert package.run(INTERRUPTED_LOAD) == ("interrupted 10", [])
+
+
 @pytest.mark.slow
 def test_an_interrupt_does_not_end_a_compilation_halfway(package: Package) -> None:
     assert package.run(INTERRUPT)[0] == "interrupted 1"
