@@ -1,6 +1,7 @@
 """Workers join a manager in a Ray actor that is killed in the middle: python ray_managers.py."""
 
 import tempfile
+import time
 
 import ray
 
@@ -23,10 +24,10 @@ def make_manager(transport: Transport) -> ReplayBufferManager:
 
 @ray.remote(num_cpus=0)
 def work(manager: ray.actor.ActorHandle, rank: int) -> WorkerStatistics:
-    """Send sampled trajectories to a manager, and return what became of them."""
+    """Send sampled trajectories until 2,000 are stored, and return what became of them."""
     env, own = TFBind8(), reward_prioritized_buffer(100_000)
     with ReplayBufferWorker(RayTransport(rank, {0: manager}, SIZE), 0, own) as worker:
-        for _ in range(100):
+        while worker.statistics.stored < 2000:
             worker.extend(Sampler(ForwardPolicy(env)).sample_trajectories(env, 16))
     return worker.statistics
 
@@ -34,7 +35,10 @@ def work(manager: ray.actor.ActorHandle, rank: int) -> WorkerStatistics:
 if __name__ == "__main__":
     manager = ray.remote(max_restarts=-1)(ManagerActor).remote(make_manager, 0, SIZE)
     workers = [work.remote(manager, rank) for rank in (1, 2)]
-    ray.wait(workers, timeout=10)
+    while ray.get(manager.metadata.remote())["stored"] < 500:
+        time.sleep(0.1)
     workers += [work.remote(manager, rank) for rank in (3, 4)]  # two workers join
     ray.kill(manager, no_restart=False)  # Ray restarts it
-    print(*ray.get(workers), ray.get(manager.metadata.remote())["stored"], sep="\n")
+    for each in ray.get(workers):
+        print(f"{each.stored=} {each.duplicates=} {each.resent=}")
+    print("stored:", ray.get(manager.metadata.remote())["stored"])

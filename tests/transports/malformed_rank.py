@@ -24,12 +24,12 @@ HEADS = {
 
 
 def main() -> None:
-    kind, transport = sys.argv[1], MPITransport(timeout=2.0)
+    kind, transport = sys.argv[1], MPITransport(timeout=6.0)
     if transport.rank == 0:
         lost, received, longest, last = [], 0, 0.0, time.monotonic()
         while received < 40 or not lost:
             try:
-                if transport.probe(timeout=5.0) is None:
+                if transport.probe(timeout=15.0) is None:
                     break
                 if transport.recv().source == 2:
                     received += 1
@@ -43,7 +43,7 @@ def main() -> None:
         kept.append(transport._heads.Isend([HEADS[kind], mpi.BYTE], 0, 3))
         if kind == "longer body":
             kept.append(transport._bodies.Isend([bytes(1 << 20), mpi.BYTE], 0, 3))
-        time.sleep(8.0)
+        time.sleep(12.0)
     else:
         for _ in range(40):
             transport.send([bytes(1 << 19)], 0, 2)

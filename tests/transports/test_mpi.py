@@ -76,8 +76,8 @@ def test_groups_of_dead_processes_are_freed() -> None:
         ("short", "began a message with 5 bytes that are none"),
         ("contradiction", "began a message with 18 bytes that are none"),
         ("longer body", "sent 1048576 bytes where 524288 of its message were left"),
-        ("no body", "began a message of 524288 bytes and did not finish it within 2 s"),
-        ("huge claim", "began a message of 536870912 bytes and did not finish it within 2 s"),
+        ("no body", "began a message of 524288 bytes and did not finish it within 6 s"),
+        ("huge claim", "began a message of 536870912 bytes and did not finish it within 6 s"),
     ],
 )
 def test_a_malformed_message_costs_its_sender_alone(kind: str, why: str) -> None:
@@ -85,7 +85,7 @@ def test_a_malformed_message_costs_its_sender_alone(kind: str, why: str) -> None
     assert len(found["lost"]) == 1
     assert why in found["lost"][0]
     assert found["received"] == 40
-    assert found["longest"] < 1.5  # seconds that another rank waits
+    assert found["longest"] < 4.5  # seconds that another rank waits
 
 
 # Pieces of messages.

@@ -20,6 +20,7 @@ from gfn_rb.transports import ManagerActor, RayTransport  # noqa: E402
 
 pytestmark = pytest.mark.slow
 KILLS, SIZE = int(os.environ.get("GFN_RB_KILLS", "4")), 40
+PATIENCE = 240.0  # seconds for processes to begin on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def new_manager(path):
 
 def held(path):
     """The objects in a journal, once nobody writes to it."""
-    rb, end = fifo_buffer(100_000), time.monotonic() + 60
+    rb, end = fifo_buffer(100_000), time.monotonic() + PATIENCE
     while True:
         try:
             Journal(rb, path).close()
@@ -61,7 +62,7 @@ class Searcher:
 
     def __init__(self, manager, rank):
         self.transport = RayTransport(rank, {0: manager}, SIZE)
-        self.worker = ReplayBufferWorker(self.transport, 0, fifo_buffer(10_000), timeout=60.0)
+        self.worker = ReplayBufferWorker(self.transport, 0, fifo_buffer(10_000), timeout=PATIENCE)
         self.next = 100_000 * rank
 
     def send(self, n):
@@ -105,14 +106,14 @@ def test_a_restarted_manager_is_sent_the_rows_it_does_not_have_and_feeds_again(c
             RayTransport(1, {0: manager}, SIZE),
             0,
             fifo_buffer(10_000),
-            timeout=60.0,
+            timeout=PATIENCE,
             subscription=Subscription(fed, 10),
         ) as one,
-        ReplayBufferWorker(RayTransport(2, {0: manager}, SIZE), 0, timeout=60.0) as other,
+        ReplayBufferWorker(RayTransport(2, {0: manager}, SIZE), 0, timeout=PATIENCE) as other,
     ):
         one.extend(objects([1, 2]))
         ray.kill(manager, no_restart=False)
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while one.statistics.resent == 0:  # lost, and back
             assert time.monotonic() < end
             one.extend(objects([3]))
@@ -137,7 +138,7 @@ def test_wrong_ranks_are_named(cluster):
 
 def test_an_actor_that_ends_for_good_is_lost(cluster, tmp_path):
     manager = new_manager(tmp_path / "journal")
-    with RayTransport(1, {0: manager}, SIZE, timeout=60.0) as transport:
+    with RayTransport(1, {0: manager}, SIZE, timeout=PATIENCE) as transport:
         transport.send([b"no frame"], 0)
         assert transport.recv().source == 0
         ray.kill(manager)

@@ -31,7 +31,7 @@ DYING = """
 import os, signal, sys
 import transports.little
 from gfn_rb.transports.tcp import TCPTransport
-transport = TCPTransport(sys.argv[1], 1, 2, timeout=20.0)
+transport = TCPTransport(sys.argv[1], 1, 2, timeout=60.0)
 transport.send([b"last words"], 0)
 transport.recv(0)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -341,10 +341,10 @@ def test_a_killed_process_is_replaced_by_another_of_its_rank(tmp_path: Path, ran
                 assert bytes(here.recv(rank).data) == str(process.pid).encode()
                 process.kill()
                 with pytest.raises(PeerLostError, match="its process died"):
-                    here.recv(timeout=20.0)
-                assert process.wait(20.0) == -9
+                    here.recv(timeout=60.0)
+                assert process.wait(60.0) == -9
                 started[rank] = subprocess.Popen([*command, str(rank)], env=environment())
-                wait_until(lambda: here.returned, 60.0)
+                wait_until(lambda: here.returned, 120.0)
                 here.readmit(rank)
                 here.send([b"welcome"], rank, 3)
             assert here.lost == frozenset()
@@ -368,15 +368,15 @@ def test_a_killed_process_is_lost_after_its_last_message(tmp_path: Path) -> None
     where = f"file://{tmp_path / 'store'}"
     peer = subprocess.Popen([sys.executable, "-c", DYING, where], env=environment())
     try:
-        with TCPTransport(where, 0, 2, timeout=20.0) as transport:
+        with TCPTransport(where, 0, 2, timeout=60.0) as transport:
             assert bytes(transport.recv(1).data) == b"last words"
             transport.send([b"die"], 1)
             with pytest.raises(PeerLostError) as caught:
-                transport.recv(timeout=20.0)
+                transport.recv(timeout=60.0)
             assert (caught.value.rank, caught.value.host) == (1, socket.gethostname())
             with pytest.raises(PeerLostError):
                 transport.send([b"anybody?"], 1)
-        assert peer.wait(20.0) == -9
+        assert peer.wait(60.0) == -9
     finally:
         peer.kill()
         peer.wait()
