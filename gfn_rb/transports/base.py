@@ -383,20 +383,27 @@ def checked_timeout(timeout: float) -> float:
     return timeout
 
 
-_EAGER = 2e-3  # seconds: most replies come within, and the shortest sleep takes longer than many
+EAGER = 2e-3  # seconds: most replies come within, and the shortest sleep takes longer than many
+EAGER_ON_SHARED_CORE = 5e-5
 _LONGEST = 2e-3
 
 
-def polled(attempt: Callable[[], T | None], seconds: float) -> T | None:
-    """Call until the result is not None, or time is up; sleeps in between grow to 2 ms."""
+def polled(attempt: Callable[[], T | None], seconds: float, eager: float = EAGER) -> T | None:
+    """Call until the result is not None, or time is up.
+
+    Args:
+        attempt: what is called.
+        seconds: seconds until time is up.
+        eager: seconds until sleeps begin, which grow to 2 ms.
+    """
     result = attempt()
     if result is not None or seconds <= 0:
         return result
     start = time.monotonic()
     waited = 0.0
     while (result := attempt()) is None and waited < seconds:
-        if waited < _EAGER:
-            # On a machine with fewer cores than ranks the peer waited for needs this one's core.
+        if waited < eager:
+            # The peer waited for may need this one's core.
             os.sched_yield()
         else:
             time.sleep(min(waited / 10, _LONGEST, seconds - waited))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +14,7 @@ from transports.ranks import PROGRAM, mpi_kind, reports, under_mpiexec
 from gfn_rb.codec.primitives import LazyBuffer
 from gfn_rb.errors import TransportError
 from gfn_rb.transports import MPITransport
-from gfn_rb.transports.base import Envelope
+from gfn_rb.transports.base import EAGER, EAGER_ON_SHARED_CORE, Envelope
 from gfn_rb.transports.mpi import PREAMBLE, WHOLE, cut
 
 DIED = "lost 1: its process died"
@@ -40,6 +42,30 @@ def test_others_go_on_after_a_rank_was_killed() -> None:
     assert first["hosts"][0]
     refused = "ArgumentError: comm is a Group; expected an mpi4py Intracomm"
     assert first["refused"] == third["refused"] == refused
+
+
+ON_CORES = """
+import json, os, sys
+import transports.little
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+os.sched_setaffinity(0, [int(sys.argv[1 + rank])])
+from gfn_rb.transports.mpi import MPITransport
+transport = MPITransport()
+print(json.dumps({"rank": rank, "eager": transport._eager}), flush=True)
+transport.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs ranks on chosen cores")
+def test_ranks_without_a_core_each_leave_it_to_others_at_once(tmp_path: Path) -> None:
+    (program := tmp_path / "on_cores.py").write_text(ON_CORES)
+    one, *others = sorted(os.sched_getaffinity(0))
+    found = reports(under_mpiexec(2, program, str(one), str(one)))
+    assert [each["eager"] for each in found] == [EAGER_ON_SHARED_CORE] * 2
+    for other in others[:1]:
+        found = reports(under_mpiexec(2, program, str(one), str(other)))
+        assert [each["eager"] for each in found] == [EAGER] * 2
 
 
 def test_groups_of_dead_processes_are_freed() -> None:
