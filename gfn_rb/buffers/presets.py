@@ -47,7 +47,7 @@ from gfn_rb.storages import RowTensorStorage, storage_device
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.features import Unique
-from gfn_rb.writers.fifo import UniqueFIFOWriter
+from gfn_rb.writers.fifo import UniqueFIFOWriter, WholeGroups
 from gfn_rb.writers.reward import OnDuplicate, Tie
 
 _GROUP_OPTIONS = ("group", "per_group")
@@ -178,6 +178,7 @@ def fifo_buffer(
     *,
     unique: Unique = None,
     on_duplicate: OnDuplicate = "refresh",
+    whole_groups: WholeGroups | None = None,
     sampler: Sampler | None = None,
     max_length: int | None = None,
     keep: Sequence[str] = (),
@@ -193,6 +194,9 @@ def fifo_buffer(
             terminating states, else None.
         on_duplicate: ``"refresh"`` replaces the stored row of an object by the new one, and
             ``"keep"`` rejects the new one. Default: ``"refresh"``.
+        whole_groups: ``"oldest"`` or ``"stalest"`` removes whole groups when the buffer is full,
+            those first whose newest row came first or has the lowest ``policy_version``. It needs
+            ``group``, and no ``per_group``. Default: None, single rows leave.
         sampler: sampler to use instead; the options of that of the preset are then ignored.
         max_length: number of actions to which trajectories are padded. Default: None stores them as
             they come, which requires batches of one length.
@@ -205,7 +209,7 @@ def fifo_buffer(
     limit = _group_options(options)
     removes = options.get("max_age") is not None or options.get("max_uses") is not None
     kind = UniqueFIFOWriter if removes else FIFOWriter  # which moves all rows to remove some
-    writer = kind(unique, on_duplicate, **limit)
+    writer = kind(unique, on_duplicate, whole_groups=whole_groups, **limit)
     return build(capacity, writer, sampler, [KeepItems(stale_entries(keep), max_length)], **options)
 
 

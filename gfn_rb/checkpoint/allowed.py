@@ -57,7 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gfn_rb.ragged:RaggedStorage": ("max_size", "ragged", "text", "mask", "page_size"),
     "gfn_rb.samplers.groups:GroupSampler": (
         *("group", "num_groups", "samples_per_group", "weight", "key", "temperature"),
-        "replacement",
+        *("replacement", "within", "small"),
     ),
     "gfn_rb.samplers.priority:PrioritySampler": (
         *("key", "alpha", "eps", "beta", "replacement", "decay"),
@@ -75,8 +75,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("key", "features", "cutoff_distance", "p", "near", "when", "tie", "group", "per_group"),
         *("distance", "largest", *_OF_WRITERS),
     ),
-    "gfn_rb.writers.fifo:FIFOWriter": (*_KEEPS_OBJECTS, *_OF_WRITERS),
-    "gfn_rb.writers.fifo:UniqueFIFOWriter": (*_KEEPS_OBJECTS, *_OF_WRITERS),
+    "gfn_rb.writers.fifo:FIFOWriter": (*_KEEPS_OBJECTS, "whole_groups", *_OF_WRITERS),
+    "gfn_rb.writers.fifo:UniqueFIFOWriter": (*_KEEPS_OBJECTS, "whole_groups", *_OF_WRITERS),
     "gfn_rb.writers.reward:RewardPrioritizedWriter": (
         *("key", "tie", "largest", *_KEEPS_OBJECTS, *_OF_WRITERS),
     ),

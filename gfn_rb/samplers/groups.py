@@ -12,7 +12,15 @@ from tensordict import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.arguments import as_count, as_keys, name_of, require_device_of, shown
+from gfn_rb.arguments import (
+    as_count,
+    as_keys,
+    name_of,
+    require_choice,
+    require_device_of,
+    require_key,
+    shown,
+)
 from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
 from gfn_rb.kernels.groups import GroupedSlots, draw_weighted, normalise
@@ -67,13 +75,19 @@ class GroupSampler(KeySampler):
             the statistics of three groups.
         key: entry that holds the log-reward of each row, in nats. It is not read where neither
             ``weight`` nor ``temperature`` depends on it.
-        temperature: T, above 0; inf draws the rows of a group uniformly.
+        temperature: T, not 0; inf draws the rows of a group uniformly. A negative one draws rows of
+            low keys, and one near 0 the k rows of highest (or lowest) key.
+        within: entry by which the rows of a group are drawn, if not by ``key``. "policy_version"
+            draws recent rows, and an entropy with a negative temperature decided ones.
+        small: what to do with groups of fewer rows of positive weight than k. "drop" never draws
+            them, and "fill" draws some of their rows again. Default: "drop" with
+            ``samples_per_group``, "fill" with ``num_groups`` or ``replacement=True``.
         replacement: True draws groups and rows with replacement, with a ``draw_log_prob`` of each
             row. False draws different ones. ``"auto"`` draws different ones as far as there are
             as many, and then returns the same ones again.
     """
 
-    temperature = Parameter("a number above 0", lambda value: value > 0)
+    temperature = Parameter("a number, not 0", lambda value: value == value != 0)
 
     def __init__(
         self,
@@ -85,6 +99,8 @@ class GroupSampler(KeySampler):
         key: NestedKey = LOG_REWARD,
         temperature: float = math.inf,
         replacement: Replacement = "auto",
+        within: NestedKey | None = None,
+        small: Literal["drop", "fill"] | None = None,
     ) -> None:
         if (num_groups is None) == (samples_per_group is None):
             raise ArgumentError(
@@ -102,7 +118,14 @@ class GroupSampler(KeySampler):
             raise ArgumentError("group must be a key, a list of keys or a callable, got None")
         for name, value in (("num_groups", num_groups), ("samples_per_group", samples_per_group)):
             setattr(self, name, None if value is None else as_count(name, value))
-        self.group, self.weight = as_keys(group), weight
+        if small is None:
+            small = "fill" if num_groups is not None or replacement is True else "drop"
+        require_choice("small", small, ("drop", "fill"))
+        if within is not None:
+            require_key("within", within)
+        self.group, self.weight, self.within, self.small = as_keys(group), weight, within, small
+        self._within_column = None if within is None else KeyColumn(within)
+        self._least = 1  # rows of a group that is drawn
         self._features = ObjectColumns(group, "group")
         self._groups: GroupedSlots | None = None
         self._stored = 0
@@ -111,9 +134,20 @@ class GroupSampler(KeySampler):
 
     def _parameter_changed(self) -> None:
         """Read the key from now on where the temperature makes rows differ."""
-        is_read = self.weight not in ("uniform", "size") or self.temperature < math.inf
+        draws_by_key = self.temperature != math.inf and self.within is None
+        is_read = self.weight not in ("uniform", "size") or draws_by_key
         self._column = KeyColumn(self.key) if is_read else EqualKeys(INDEX)
-        self._column.watch_also(self._features.reads)
+        self._column.watch_also(self._reads)
+
+    def _reads(self, name: NestedKey) -> bool:
+        return self._features.reads(name) or name == self.within
+
+    def _ask_for(self, k: int) -> None:
+        """Draw groups of at least k rows from now on, where smaller ones are dropped."""
+        least = k if self.small == "drop" else 1
+        if least != self._least:
+            self._least = least
+            self._column.forget()
 
     # Drawing.
 
@@ -125,10 +159,14 @@ class GroupSampler(KeySampler):
             raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
         if self._rng is not None:
             require_device_of(self._rng, _HOST, "groups")
+        self._ask_for(k)
         distribution = self.follow(storage)
         assert self._groups is not None
         if not distribution.has_mass:
-            raise EmptyBufferError("no group can be drawn: each has weight zero (all -inf?)")
+            lacks = f" or fewer than {k} rows (small='drop')" * (self.small == "drop")
+            raise EmptyBufferError(
+                f"no group can be drawn: each has weight zero (all -inf?){lacks}"
+            )
         if self.replacement is True:
             first, log_prob = distribution.draw(n, self._rng)
         else:
@@ -151,6 +189,7 @@ class GroupSampler(KeySampler):
         n, k = self.shape_of(as_count("batch_size", batch_size))
         if not len(storage):
             return False
+        self._ask_for(k)
         distribution = self.follow(storage)
         assert isinstance(distribution, Weights)
         assert self._groups is not None
@@ -197,9 +236,9 @@ class GroupSampler(KeySampler):
         """Return the slots of groups, the sizes of these, and log p of each row in its group."""
         assert self._groups is not None
         slot, size = self._groups.members(number), self._groups.sizes(number)
-        if self.temperature == math.inf:
+        if abs(self.temperature) == math.inf:
             return slot, size, -np.log(size).repeat(size)
-        weight = self._values(storage, torch.from_numpy(slot))
+        weight = self._values(storage, torch.from_numpy(slot), within=True)
         np.minimum(weight / self.temperature, LARGEST, out=weight)
         normalise(weight, size)
         return slot, size, weight
@@ -211,7 +250,7 @@ class GroupSampler(KeySampler):
         groups, are_different = self._groups, self.replacement is not True
         assert groups is not None
         uniform = torch.rand(len(number), k, dtype=torch.float64, generator=self._rng).numpy()
-        if self.temperature == math.inf:
+        if abs(self.temperature) == math.inf:
             slot, size = groups.draw(number, uniform, are_different), groups.sizes(number)
             log_prob, fewest = -np.log(size).repeat(k), int(size.min())
         else:
@@ -240,11 +279,14 @@ class GroupSampler(KeySampler):
 
     # Following the storage.
 
-    def _values(self, storage: Storage, slot: Int64[Tensor, "m"]) -> Float64[np.ndarray, "m"]:
-        values = self._column.values(storage)
+    def _values(
+        self, storage: Storage, slot: Int64[Tensor, "m"], within: bool = False
+    ) -> Float64[np.ndarray, "m"]:
+        column = self._within_column if within and self._within_column else self._column
+        values = column.values(storage)
         some: np.ndarray = values[slot.to(values.device)].cpu().to(torch.float64).numpy()
         if np.isnan(some).any():
-            raise NaNError(f"the storage holds NaN under {self.key!r}: expected numbers or -inf")
+            raise NaNError(f"the storage holds NaN under {column.key!r}: expected numbers or -inf")
         return some
 
     def _follow(self, storage: Storage) -> Weights:
@@ -267,10 +309,25 @@ class GroupSampler(KeySampler):
         former, changed = groups.put(slot, columns)
         self._stored = stored
         # A group is drawn by the weight of its lowest slot, which the others do not have.
-        weight = self._weight_of(storage, groups.members(changed), groups.sizes(changed))
+        members, size = groups.members(changed), groups.sizes(changed)
+        weight = self._weight_of(storage, members, size)
+        if self._least > 1:
+            weight = np.where(
+                self._n_drawn_of(storage, members, size) < self._least, -np.inf, weight
+            )
         distribution.update(*_weights(former, -np.inf))
         distribution.update(*_weights(groups.first(changed), weight))
         return distribution
+
+    def _n_drawn_of(
+        self, storage: Storage, slot: Int64[np.ndarray, "m"], size: Int64[np.ndarray, "g"]
+    ) -> Int64[np.ndarray, "g"]:
+        """Return how many rows of each group have positive weight; where none has, all count."""
+        if abs(self.temperature) == math.inf or not len(size):
+            return size
+        values = self._values(storage, torch.from_numpy(slot), within=True)
+        n = _n_positive(size, values / self.temperature)
+        return np.where(n == 0, size, n)
 
     def _weight_of(
         self, storage: Storage, slot: Int64[np.ndarray, "m"], size: Int64[np.ndarray, "g"]
@@ -305,12 +362,15 @@ class GroupSampler(KeySampler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it draws by, and the temperature."""
+        within = None if self.within is None else str(self.within)
         names = {"group": name_of(self.group), "weight": name_of(self.weight)}
-        return {**super().state_dict(), **names}
+        return {**super().state_dict(), **names, "within": within, "small": self.small}
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        # Version 0.3.0 did not save the weight.
-        super()._check_state({"weight": name_of(self.weight), **state_dict})
+        # Earlier versions did not save these.
+        own = self.state_dict()
+        added = {name: own[name] for name in ("weight", "small", "within")}
+        super()._check_state({**added, **state_dict})
 
     def _empty(self) -> None:
         self._groups = self._distribution = None

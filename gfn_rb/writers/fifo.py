@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -13,10 +13,18 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import TensorDictRoundRobinWriter
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import KeepsArguments, kind_of, require_choice, require_flag, require_kind
-from gfn_rb.column import EqualKeys
-from gfn_rb.errors import CheckpointMismatchError, ShapeError
-from gfn_rb.keys import INDEX
+from gfn_rb.arguments import (
+    KeepsArguments,
+    kind_of,
+    require_choice,
+    require_flag,
+    require_kind,
+    shown,
+)
+from gfn_rb.column import EqualKeys, KeyColumn
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.keys import INDEX, POLICY_VERSION
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.sharing import (
     one_process,
@@ -30,7 +38,7 @@ from gfn_rb.sharing import (
 from gfn_rb.state_folder import require_count, require_numbers
 from gfn_rb.storages import is_laid_out, require_rows, storage_device
 from gfn_rb.writers.exchange import NO_MOVES, Moves
-from gfn_rb.writers.features import Unique
+from gfn_rb.writers.features import ObjectColumns, Unique, read_stored
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
 from gfn_rb.writers.rows import (
     DRAWN,
@@ -45,6 +53,7 @@ from gfn_rb.writers.rows import (
     put_rows,
 )
 
+WholeGroups = Literal["oldest", "stalest"]
 _NONE = np.zeros(0, np.int64)
 
 
@@ -66,6 +75,9 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             rejects the new one.
         group: what rows are grouped by, as one of the kinds that ``unique`` takes. None: no groups.
         per_group: number of rows to keep of each group, at least 1; required with ``group``.
+        whole_groups: "oldest" or "stalest" removes whole groups when the storage is full, those
+            first whose newest row came first or has the lowest ``policy_version``. It replaces
+            ``per_group``. Groups of the batch that is added stay. Default: None, rows leave.
         track_generations: whether to count the writes of each slot, which ``rb.update_if_present``
             needs.
         compilable: no effect; accepted because TorchRL passes it to its own writers.
@@ -83,14 +95,14 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             *,
             group: Unique = None,
             per_group: int | None = None,
+            whole_groups: WholeGroups | None = None,
             **options: Any,
         ) -> Any:
             """Make a writer, of another class where objects are unique or groups limited."""
-            if unique is None and group is None and per_group is None:
+            if unique is group is per_group is whole_groups is None:
                 return super().__new__(cls, on_duplicate=on_duplicate, **options)
-            return UniqueFIFOWriter(
-                unique, on_duplicate, group=group, per_group=per_group, **options
-            )
+            groups = {"group": group, "per_group": per_group, "whole_groups": whole_groups}
+            return UniqueFIFOWriter(unique, on_duplicate, **groups, **options)
 
     def __init__(
         self,
@@ -99,6 +111,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         *,
         group: Unique = None,
         per_group: int | None = None,
+        whole_groups: WholeGroups | None = None,
         track_generations: bool = False,
         compilable: bool | None = None,
     ) -> None:
@@ -309,17 +322,82 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
 
 
 class UniqueFIFOWriter(RewardPrioritizedWriter):
-    """A writer that keeps the newest objects: as all rank alike, the oldest give way."""
+    """A writer that keeps the newest objects: as all rank alike, the oldest give way.
+
+    Arguments are those of :class:`FIFOWriter`.
+    """
 
     def __init__(
         self,
         unique: Unique = "state",
         on_duplicate: OnDuplicate = "refresh",
+        *,
+        group: Unique = None,
+        per_group: int | None = None,
+        whole_groups: WholeGroups | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(INDEX, "newest", unique, on_duplicate, **options)
+        self.whole_groups = whole_groups
+        self._whole: ObjectColumns | None = None
+        self._versions = KeyColumn(POLICY_VERSION)
+        limits: dict[str, Any] = {"group": group, "per_group": per_group}
+        if whole_groups is not None:
+            require_choice("whole_groups", whole_groups, ("oldest", "stalest"))
+            if group is None or per_group is not None:
+                raise ArgumentError(
+                    "whole_groups needs group, and no per_group, which would cut groups: got "
+                    f"{shown(group)} and {per_group}"
+                )
+            self._whole, limits = ObjectColumns(group, "group"), {}
+        super().__init__(INDEX, "newest", unique, on_duplicate, **limits, **options)
         self._exchange.column = EqualKeys(INDEX)
         self._watch()  # the column is another one now
 
+    def register_storage(self, storage: Storage) -> None:
+        """Attach the storage to write to; see the base class."""
+        super().register_storage(storage)
+        if self._whole is not None:
+            self._whole.register_storage(storage)
+
     def _keys_of(self, data: Rows) -> Tensor:
         return torch.zeros(data.shape[0])
+
+    def _options(self) -> dict[str, Any]:
+        whole = {} if self.whole_groups is None else {"whole_groups": self.whole_groups}
+        return {**super()._options(), **whole}
+
+    def _leaving(self, data: Rows) -> Int64[np.ndarray, "m"]:
+        """Return the slots of rows that leave with a batch: too old ones, and whole groups."""
+        removed, storage = super()._leaving(data), self._storage
+        n_stored = compat.length_of(storage)
+        n_over = n_stored - len(removed) + data.shape[0] - storage.max_size
+        if self._whole is None or n_over <= 0:
+            return removed
+        came = np.ascontiguousarray(on_host(self._whole(data))[0].numpy())
+        held = read_stored(self._whole, storage) if n_stored else came[:0]
+        number = np.unique(np.concatenate([held, came]), axis=0, return_inverse=True)[1].reshape(-1)
+        of_held, of_came = number[:n_stored], number[n_stored:]
+        stays = np.ones(n_stored, np.bool_)
+        stays[removed] = False
+        # A group is as recent as its newest row. Those of the batch stay, or they would be cut.
+        size = np.bincount(of_held[stays], minlength=len(number))
+        size[of_came] = 0
+        order = self._in_turn(of_held, len(number))
+        order = order[size[order] > 0]
+        room = size[order].cumsum()
+        if not len(room) or room[-1] < n_over:
+            raise ArgumentError(
+                f"data must fit into the storage of {storage.max_size} rows with its groups whole, "
+                f"got {data.shape[0]} rows, of whose groups others are stored"
+            )
+        leaving = order[: int(room.searchsorted(n_over)) + 1]
+        return np.flatnonzero(np.isin(of_held, leaving) | ~stays)
+
+    def _in_turn(self, number: Int64[np.ndarray, "n"], n: int) -> Int64[np.ndarray, "g"]:
+        """Return the groups of stored rows in the order in which they leave, out of n numbers."""
+        newest = [np.full(n, np.iinfo(np.int64).min) for _ in range(2)]
+        np.maximum.at(newest[0], number, self.slot_tensors()[0][: len(number)].numpy())
+        if self.whole_groups == "stalest":
+            version = on_host(self._versions.values(self._storage))[0].numpy()
+            np.maximum.at(newest[1], number, version)
+        return np.lexsort(newest)  # the last counts first

@@ -254,10 +254,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         with one_thread(storage), whole_write(storage, self):
             if not storage.initialized:
                 self._lay_out(data, key)
-            removed = _NO_SLOTS
-            if self.leaving is not None and len(leaving := self.leaving()):
+            if len(removed := self._leaving(data)):
                 compat.drop_prefetched(storage)
-                removed = on_host(leaving)[0].numpy()
             slot: np.ndarray = self._offer(data, key, columns, removed).slot.copy()
         if len(rejected := -slot[slot < 0]):
             counts = np.bincount(rejected, minlength=_N_REASONS)
@@ -266,6 +264,10 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             np.maximum(slot, -1, out=slot)
         index, device = torch.from_numpy(slot), data.device
         return index if device is None else index.to(device, non_blocking=device.type != "cpu")
+
+    def _leaving(self, data: Rows) -> Int64[np.ndarray, "m"]:
+        """Return the slots of rows that leave with a batch in any case, each once."""
+        return _NO_SLOTS if self.leaving is None else on_host(self.leaving())[0].numpy()
 
     def checked(self, data: Rows) -> tuple[Rows, Tensor, list[Tensor]]:
         """Return a batch as :meth:`extend` writes it, its keys, and what a device has to compare.

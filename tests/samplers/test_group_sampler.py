@@ -17,7 +17,7 @@ from torchrl.data import (
 )
 from torchrl.objectives.llm import MCAdvantage
 
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError
+from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError
 from gfn_rb.samplers import GroupSampler
 from gfn_rb.storages import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
@@ -250,3 +250,101 @@ def test_a_callable_sees_the_statistics_of_the_groups_that_changed():
 def test_a_callable_weight_is_tried_when_the_sampler_is_made(weight, message):
     with pytest.raises(ArgumentError, match=message):
         GroupSampler("prompt", num_groups=1, weight=weight)
+
+
+# Groups that are too small, and a second key inside a group.
+
+SIZES = [4, 2, 3, 1, 3]
+
+
+def of_sizes(**more):
+    prompt = torch.arange(len(SIZES)).repeat_interleave(torch.tensor(SIZES))
+    n = len(prompt)
+    return TensorDict({"prompt": prompt, "log_reward": torch.zeros(n), **more}, [n])
+
+
+def test_smaller_groups_are_never_drawn_unless_asked_for():
+    rb = buffer(GroupSampler("prompt", samples_per_group=3), of_sizes(), 16)
+    counts = torch.zeros(len(SIZES))
+    for _ in range(900):
+        drawn = rb.sample(3)
+        assert len(drawn["index"].unique()) == 3
+        counts[drawn["prompt"][0]] += 1
+    large = [float(size >= 3) for size in SIZES]
+    assert chi_square_p(counts, [each / sum(large) for each in large]) > 1e-3
+    law = rb.sampler.log_probs(rb.storage).exp()
+    expected = [1 / 3 / size if size >= 3 else 0.0 for size in SIZES for _ in range(size)]
+    torch.testing.assert_close(law, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("replacement", ["auto", False])
+def test_groups_are_drawn_while_they_are_large_enough(replacement):
+    sampler = GroupSampler("prompt", samples_per_group=3, replacement=replacement)
+    data = of_sizes()
+    rb = buffer(sampler, data[4:6], 16)
+    assert not rb.can_sample(3)
+    with pytest.raises(EmptyBufferError, match=r"fewer than 3 rows \(small='drop'\)"):
+        rb.sample(3)
+    rb.extend(data[5:6])
+    assert rb.sample(3)["prompt"].tolist() == [1] * 3
+    rb.writer.remove(torch.tensor([0]))
+    assert not rb.can_sample(3)
+
+
+def test_small_groups_are_filled_where_asked_for():
+    rb = buffer(GroupSampler("prompt", samples_per_group=3, small="fill"), of_sizes(), 16)
+    counts = torch.zeros(len(SIZES))
+    for _ in range(600):
+        drawn = rb.sample(3)
+        prompt = int(drawn["prompt"][0])
+        assert len(drawn["index"].unique()) == min(SIZES[prompt], 3)
+        counts[prompt] += 1
+    assert chi_square_p(counts, [0.2] * 5) > 1e-3
+
+
+def test_the_size_of_a_group_follows_the_size_of_a_batch():
+    sampler = GroupSampler("prompt", num_groups=1, small="drop")
+    rb = buffer(sampler, of_sizes(), 16)
+    for k in (4, 1, 3, 2, 4):
+        seen = {int(rb.sample(k)["prompt"][0]) for _ in range(60)}
+        assert seen == {i for i, size in enumerate(SIZES) if size >= k}
+
+
+def test_rows_that_cannot_be_drawn_do_not_count():
+    weight = torch.zeros(13)
+    weight[0:2] = -math.inf  # two rows of the group of four
+    sampler = GroupSampler("prompt", samples_per_group=3, within="w", temperature=1.0)
+    rb = buffer(sampler, of_sizes(w=weight), 16)
+    assert {int(rb.sample(3)["prompt"][0]) for _ in range(60)} == {2, 4}
+
+
+@pytest.mark.parametrize("temperature", [1.0, -0.7])
+def test_rows_of_a_group_are_drawn_by_a_second_key(temperature):
+    """Groups by reward, the rows of each by entropy: the law of both by chi-square."""
+    entropy, best = torch.linspace(-1, 1, 13), torch.arange(13.0) / 5
+    sampler = GroupSampler(
+        "prompt", samples_per_group=1, weight="best", within="entropy", temperature=temperature
+    )
+    rb = buffer(sampler, of_sizes(entropy=entropy).set("log_reward", best), 16)
+    prompt, p = of_sizes()["prompt"], torch.zeros(13, dtype=torch.float64)
+    of_group = torch.stack([best[prompt == i].max() for i in range(5)]).double().softmax(0)
+    for i in range(5):
+        p[prompt == i] = of_group[i] * (entropy[prompt == i] / temperature).double().softmax(0)
+    held = rb[:]["entropy"].argsort().argsort()  # of each slot
+    drawn = torch.cat([rb.sample(1)["index"] for _ in range(3000)])
+    assert chi_square_p(torch.bincount(held[drawn], minlength=13), p.numpy()) > 1e-3
+    law = rb.sampler.log_probs(rb.storage).exp()
+    torch.testing.assert_close(law, p[held], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(("within", "temperature"), [("version", 1e-3), ("entropy", -1e-3)])
+def test_the_newest_or_the_most_decided_rows_of_a_group(within, temperature):
+    data = of_sizes(version=torch.arange(13), entropy=torch.arange(13.0))[-3:]
+    sampler = GroupSampler("prompt", samples_per_group=2, within=within, temperature=temperature)
+    rb = buffer(sampler, data, 16, writer=FIFOWriter())
+    first = {11, 12} if temperature > 0 else {10, 11}
+    for _ in range(20):
+        assert {int(each) for each in rb.sample(2)[within]} == first
+    rb.set_(within, torch.tensor([99, 0, 50]).to(data[within].dtype))
+    first = {99, 50} if temperature > 0 else {0, 50}
+    assert {int(each) for each in rb.sample(2)[within]} == first
