@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -210,6 +212,42 @@ def test_loops_of_a_zip_file_without_a_home_run(package: Package) -> None:
     assert is_compiling(logged)
     assert len(list(home.glob("gfn_rb/gfn_rb-*/loops.total-*"))) == 1
     assert package.run(XDG_CACHE_HOME=str(home), **env) == ("10", [])
+
+
+@pytest.fixture
+def full_home(tmp_path: Path) -> Iterator[Path]:
+    """A home on a small and full file system of its own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(home)]
+    if shutil.which("mount") is None or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        with suppress(OSError), (home / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        yield home
+    finally:
+        subprocess.run(["umount", str(home)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_home_and_a_package_that_cannot_be_written_to_are_no_error(
+    package: Package, full_home: Path
+) -> None:
+    subprocess.run(["mount", "--bind", "-r", package.folder, package.folder], check=True)
+    try:
+        for _ in range(2):
+            env = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": "", "PYTHONDONTWRITEBYTECODE": "1"}
+            result, logged = package.run(HOME=str(full_home), **env)
+            assert result == "10"
+            assert [line.split()[:2] for line in logged] == [
+                ["compiling", "loops"], ["cannot", "keep"]
+            ]  # fmt: skip
+            assert "Read-only file system" in logged[1]
+            assert "No space left on device" in logged[1]
+    finally:
+        subprocess.run(["umount", package.folder], check=True)
 
 
 @pytest.mark.slow
