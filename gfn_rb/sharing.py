@@ -150,8 +150,7 @@ def one_thread(storage: Storage) -> AbstractContextManager[Any]:
     It is a lock itself: an interrupt between taking it and noting that it has to be released, as
     a context manager written in Python has, would keep it for ever.
     """
-    buffers = compat.attached_buffers(storage)
-    return compat.replay_lock(buffers[0]) if buffers else nullcontext()
+    return compat.lock_of(storage) or nullcontext()
 
 
 def one_process(storage: Storage) -> AbstractContextManager[Any]:

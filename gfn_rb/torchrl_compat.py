@@ -178,14 +178,13 @@ def counter_addresses(storage: Storage) -> tuple[int, int] | None:
     ``TensorStorage._len_value`` is a C int, and ``Storage._mutation_revision_value`` one of 64
     bits; of compilable storages they are others, and the result is None.
     """
-    length, revision = (
-        vars(storage).get(f"_{name}_value") for name in ("len", "mutation_revision")
-    )
+    state = vars(storage)
+    length, revision = state.get("_len_value"), state.get("_mutation_revision_value")
     if not isinstance(revision, SynchronizedBase):
         return None
     if not isinstance(length, SynchronizedBase):
         len(storage)  # it makes the counter
-        length = vars(storage).get("_len_value")
+        length = state["_len_value"]
     return addressof(length.get_obj()), addressof(revision.get_obj())
 
 
@@ -217,6 +216,14 @@ def mark_update(storage: Storage, slot: Tensor) -> None:
 def attached_buffers(storage: Storage) -> list[ReplayBuffer]:
     """Return the buffers on a storage (``Storage._attached_entities_iter``)."""
     return [each for each in storage._attached_entities_iter() if isinstance(each, ReplayBuffer)]
+
+
+def lock_of(storage: Storage) -> AbstractContextManager[Any] | None:
+    """Return the replay lock of the first buffer on a storage, None of one without a buffer."""
+    for entity in storage._attached_entities_iter():
+        if isinstance(entity, ReplayBuffer):
+            return replay_lock(entity)
+    return None
 
 
 def abandon_layout(storage: Storage) -> None:

@@ -347,7 +347,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         with compat.replay_lock(self), compat.write_lock(self):
             index: Tensor = self.writer.extend(rows)
             self.sampler.extend(index)
-            if (priority := rows.get(self.priority_key, None)) is not None:
+            if (priority := compat.entry_of(rows, self.priority_key)) is not None:
                 self.sampler.update_priority(index, priority, storage=self.storage)
         return index
 

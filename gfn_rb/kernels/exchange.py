@@ -24,15 +24,29 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from numba import carray
+from torch import Tensor
 
 from gfn_rb.kernels import borrowing, compiled
-from gfn_rb.kernels.memory import copy_row, integers_at, prefetch, prefetch_row, set_short
+from gfn_rb.kernels.memory import (
+    IS_AVAILABLE,
+    copy_row,
+    integers_at,
+    pointer,
+    prefetch,
+    prefetch_row,
+    set_short,
+)
 from gfn_rb.kernels.objects import (
+    AFTER,
     AHEAD,
+    BEFORE,
     CODE_BITS,
     CODE_OF,
     END,
     Objects,
+    Table,
     are_equal,
     codes_of,
     file_row,
@@ -41,6 +55,7 @@ from gfn_rb.kernels.objects import (
     free_entry,
     take_out,
 )
+from gfn_rb.shapes import Float64, Int64
 
 UNKNOWN = np.iinfo(np.int64).max  # age of a slot without a row, or of a row that others wrote
 NO_SLOT = -1
@@ -53,8 +68,11 @@ NOT_COMPARED = -1  # instead of these
 # What a call returns in place of the number of rows that came in.
 NOT_A_NUMBER, ALIASED = -1, -2
 
-# Numbers of a state; of the last call, the rows that came in and those that moved, and its number.
-LENGTH, N_WORST, N_IN, N_MOVED, N_CALLS, STATE_SIZE = range(6)
+# Numbers of a state; of the last call, the rows that came in and those that moved, and its number;
+# then the most stored rows there may be beside another of their object, which others wrote; and how
+# many rows the call rejected, for each reason.
+LENGTH, N_WORST, N_IN, N_MOVED, N_CALLS, N_TWINS, N_REJECTED = range(7)
+STATE_SIZE = N_REJECTED + DUPLICATE - WORST + 1
 # Of a slot: its key, signed so that the worst rows have the lowest; what decides between equal
 # keys, the lowest leaving first; one more than the number of the row of the batch that it holds, 0
 # between calls; and the number of rows of its group, if it is the worst of them. A slot that was
@@ -66,8 +84,16 @@ ENTRY = np.dtype([("key", "f8"), ("age", "i8"), ("slot", "i8")])  # of the heap 
 # row, and those of the storage.
 LENGTH_AT, REVISION_AT, COUNTS_AT, AGE_AT, STAMPS_AT, FIRST_LEAF = range(6)
 STORED_AT, CAME_AT, WIDTH, N_BYTES, LEAF_SIZE = range(5)
-# Rows of the results: the slot of each row of the batch, or why it is rejected; the rows that come
-# in; their slots, followed by those that stored rows move to; the slots of stored rows that move.
+# Arguments of a call by their addresses: of a batch, of slots, and of two tables.
+(_KEY_AT, _N_ROWS, _OBJECTS_AT, _N_OBJECTS, _OBJECTS_WIDTH, _GROUPS_AT, _N_GROUPS, _GROUPS_WIDTH,
+ _REMOVED_AT, _N_REMOVED, _RESULTS_AT, _N_RESULTS, _PUT_AT, _N_PUT, _OFFERED, _IS_NEWEST,
+ _ON_DUPLICATE, _PER_GROUP, _DUPLICATE_AS, _REFUSED, _HELD_AT, _N_SLOTS, _WORST_AT, _WORST_SIZE,
+ _STATE_AT, _OBJECT_TABLE) = range(26)  # fmt: skip
+(_ROWS_AT, _TABLE_SLOTS, _TABLE_WIDTH, _LINK_AT, _ENTRY_AT, _N_ENTRIES, _TABLE_KEY_AT, _SHIFT,
+ _TABLE_SIZE) = range(9)  # fmt: skip
+_GROUP_TABLE, _CALL_SIZE = _OBJECT_TABLE + _TABLE_SIZE, _OBJECT_TABLE + 2 * _TABLE_SIZE
+# Rows of the results: the slot of each row of the batch, or ``NO_SLOT``; the rows that come in;
+# their slots, followed by those that stored rows move to; the slots of stored rows that move.
 SLOT_OF, ROW, TARGET, SOURCE, N_RESULTS = range(5)
 
 _LEAVES = -1  # in place of the row that a slot holds: the slot is given up
@@ -85,8 +111,19 @@ class Slots(NamedTuple):
     state: np.ndarray  # int64 [STATE_SIZE]
 
 
+class Rules(NamedTuple):
+    """The last fields of :class:`Offer`."""
+
+    offered: int
+    is_newest: bool
+    on_duplicate: int
+    per_group: int
+    duplicate: int
+    refused: float
+
+
 class Offer(NamedTuple):
-    """A batch: its keys, and the integers that identify objects and groups."""
+    """A batch: its keys, and the integers that identify objects and groups; and the rules."""
 
     key: np.ndarray  # float64 [n]
     objects: np.ndarray  # int64 [n, width], or [0, 1] where objects are not compared
@@ -367,6 +404,26 @@ def _leave(slot, slots, objects, groups, offer):
 
 
 @borrowing
+def _first_twin(slot, objects):
+    """Return the slot of the row of an object that is linked to the others of the object."""
+    while objects.link[slot, BEFORE] != END:
+        slot = np.int64(objects.link[slot, BEFORE])
+    return slot
+
+
+@borrowing
+def _beats_all(i, slot, held, objects, offer):
+    """Return whether a row of the batch is better than all that are stored of its object."""
+    twin = _first_twin(slot, objects)
+    while twin != END:
+        key = held[twin]["key"]
+        if key > offer.key[i] or (key == offer.key[i] and not offer.is_newest):
+            return False
+        twin = np.int64(objects.link[twin, AFTER])
+    return True
+
+
+@borrowing
 def _prefetch_slot(slot, slots, objects):
     """Read ahead what is held of a slot, and its object."""
     prefetch(slots.held.ctypes.data + _SLOT_SIZE * slot)
@@ -385,8 +442,8 @@ def exchange(offer, removed, slots, objects, groups, results, put):
         slots: what is known of the slots.
         objects: table of the objects in them.
         groups: table of their groups.
-        results: int64 [N_RESULTS, 2 n + m]. In the first row, -1 stands for a row that is offered,
-            and another number for one that is rejected already.
+        results: int64 [N_RESULTS, 2 n + m + N_TWINS]. In the first row, ``NO_SLOT`` stands for a
+            row that is offered, and a reason for one that is rejected already.
         put: where to write; an empty array leaves the write to the caller.
 
     Returns:
@@ -401,7 +458,7 @@ def exchange(offer, removed, slots, objects, groups, results, put):
     is_unique, is_grouped = offer.on_duplicate != NOT_COMPARED, offer.per_group > 0
     slot = results[SLOT_OF]
     before = length = slots.state[LENGTH]
-    free, n_free = np.empty(n + len(removed), np.int64), 0
+    free, n_free = np.empty(n + len(removed) + slots.state[N_TWINS], np.int64), 0
     for s in removed[::-1]:  # so that the lowest is taken first
         _leave(s, slots, objects, groups, offer)
         free[n_free] = s
@@ -417,14 +474,24 @@ def exchange(offer, removed, slots, objects, groups, results, put):
             if i + _AHEAD < n and own[i + _AHEAD] >= 0:
                 _prefetch_slot(own[i + _AHEAD], slots, objects)
             s = own[i]
-            if s >= 0 and offer.on_duplicate != REFRESH:
-                wins = key[i] > held[s]["key"] or (offer.is_newest and key[i] == held[s]["key"])
-                is_chosen[i] &= wins and offer.on_duplicate == BEST
+            if is_chosen[i] and s >= 0 and offer.on_duplicate != REFRESH:
+                is_best = offer.on_duplicate == BEST and _beats_all(i, s, held, objects, offer)
+                is_chosen[i] = is_best
             if not is_chosen[i]:
                 slot[i], own[i] = offer.duplicate, NO_SLOT
             elif s >= 0:
-                _leave(s, slots, objects, groups, offer)
                 has_own = True
+                twin = np.int64(END)
+                if offer.on_duplicate != REFRESH:  # which is of one row: the best replaces all
+                    twin = _first_twin(s, objects)
+                while twin != END:
+                    after = np.int64(objects.link[twin, AFTER])
+                    if twin != s:
+                        _leave(twin, slots, objects, groups, offer)
+                        free[n_free] = twin
+                        n_free += 1
+                    twin = after
+                _leave(s, slots, objects, groups, offer)
     # Rows with a slot of their own come first: it is no other's, and not among those that leave.
     floor = -np.inf  # a key that the worst row of a full storage is not below
     entries = objects.entry.ctypes.data
@@ -485,11 +552,15 @@ def exchange(offer, removed, slots, objects, groups, results, put):
     n_moved = _close_holes(free[:n_free], length, slots, objects, groups, offer, results)
     slots.state[LENGTH], slots.state[N_MOVED] = length - n_free, n_moved
     n_in = 0
+    slots.state[N_REJECTED:] = 0
     for i in range(n):
         if slot[i] >= 0:
             results[ROW, n_in], results[TARGET, n_in] = i, slot[i]
             held[slot[i]]["came"] = 0
             n_in += 1
+        elif slot[i] != NO_SLOT:
+            slots.state[N_REJECTED + DUPLICATE - slot[i]] += 1
+            slot[i] = NO_SLOT
     for j in range(n_moved):
         results[TARGET, n_in + j] = free[j]
     if len(put):
@@ -497,6 +568,103 @@ def exchange(offer, removed, slots, objects, groups, results, put):
     slots.state[N_IN] = n_in
     slots.state[N_CALLS] += 1
     return n_in
+
+
+@compiled
+def _exchange_at(at):
+    """Exchange rows as :func:`exchange` does, given its arguments by their addresses.
+
+    numba looks at each array that Python passes, which takes longer than the exchange of a few
+    rows.
+    """
+    n, refused = at[_N_ROWS], math.nan
+    if at[_REFUSED] != 0:
+        refused = math.inf if at[_REFUSED] > 0 else -math.inf
+    offer = Offer(
+        carray(pointer(at[_KEY_AT]), (n,), np.float64),
+        carray(pointer(at[_OBJECTS_AT]), (at[_N_OBJECTS], at[_OBJECTS_WIDTH]), np.int64),
+        carray(pointer(at[_GROUPS_AT]), (at[_N_GROUPS], at[_GROUPS_WIDTH]), np.int64),
+        at[_OFFERED],
+        at[_IS_NEWEST] != 0,
+        at[_ON_DUPLICATE],
+        at[_PER_GROUP],
+        at[_DUPLICATE_AS],
+        refused,
+    )
+    slots = Slots(
+        carray(pointer(at[_HELD_AT]), (at[_N_SLOTS],), SLOT),
+        carray(pointer(at[_WORST_AT]), (at[_WORST_SIZE],), ENTRY),
+        integers_at(at[_STATE_AT], STATE_SIZE),
+    )
+    removed, put = (
+        integers_at(at[_REMOVED_AT], at[_N_REMOVED]),
+        integers_at(at[_PUT_AT], at[_N_PUT]),
+    )
+    results = carray(pointer(at[_RESULTS_AT]), (N_RESULTS, at[_N_RESULTS]), np.int64)
+    objects, groups = _table_at(at[_OBJECT_TABLE:]), _table_at(at[_GROUP_TABLE:])
+    return exchange(offer, removed, slots, objects, groups, results, put)
+
+
+@compiled
+def _table_at(at):
+    n, width = at[_TABLE_SLOTS], at[_TABLE_WIDTH]
+    return Table(
+        carray(pointer(at[_ROWS_AT]), (n, width), np.int64),
+        carray(pointer(at[_LINK_AT]), (n, 4), np.int32),
+        carray(pointer(at[_ENTRY_AT]), (at[_N_ENTRIES], 2), np.int32),
+        carray(pointer(at[_TABLE_KEY_AT]), (1 + 2 * width,), np.uint64),
+        at[_SHIFT],
+    )
+
+
+class KnownRows:
+    """What is known of the rows of a storage: of its slots, of their objects and groups.
+
+    Args:
+        slots: as :func:`empty_slots` returns it.
+        objects: table of the objects in them.
+        groups: table of their groups.
+    """
+
+    def __init__(self, slots: Slots, objects: Objects, groups: Objects) -> None:
+        self.slots, self.objects, self.groups = slots, objects, groups
+        held, worst, state = slots
+        self._at = np.zeros(_CALL_SIZE, np.int64)
+        self._at[_HELD_AT:] = [
+            *(held.ctypes.data, len(held), worst.ctypes.data, len(worst), state.ctypes.data),
+            *_addresses(objects.table),
+            *_addresses(groups.table),
+        ]
+
+    def exchange(
+        self,
+        key: Float64[Tensor, "n"],
+        objects: Int64[Tensor, "n width"],
+        groups: Int64[Tensor, "n width"],
+        rules: Rules,
+        removed: Int64[Tensor, "m"],
+        results: Int64[Tensor, "4 l"],
+        put: Int64[Tensor, "p"],
+    ) -> int:
+        """Exchange rows; see :func:`exchange`. All tensors lie side by side, on the host."""
+        if not IS_AVAILABLE:
+            offer = Offer(key.numpy(), objects.numpy(), groups.numpy(), *rules)
+            known = self.slots, self.objects.table, self.groups.table
+            return int(exchange(offer, removed.numpy(), *known, results.numpy(), put.numpy()))
+        refused = rules.refused
+        self._at[:_HELD_AT] = (
+            *(key.data_ptr(), len(key), objects.data_ptr(), *objects.shape),
+            *(groups.data_ptr(), *groups.shape, removed.data_ptr(), len(removed)),
+            *(results.data_ptr(), results.shape[1], put.data_ptr(), len(put), *rules[:-1]),
+            0 if math.isnan(refused) else math.copysign(1, refused),
+        )
+        return int(_exchange_at(self._at))
+
+
+def _addresses(table: Table) -> list[int]:
+    rows, link, entry, key, shift = table
+    return [rows.ctypes.data, *rows.shape, link.ctypes.data, entry.ctypes.data, len(entry),
+            key.ctypes.data, shift]  # fmt: skip
 
 
 @compiled
@@ -613,6 +781,7 @@ def hold(key, age, object_rows, group_rows, slots, objects, groups):
             prefetch(entries + 8 * (code[i] >> objects.shift))
         for i in range(start, end):
             file_row(i, object_rows, i, code[i], objects)
+            slots.state[N_TWINS] += objects.link[i, BEFORE] != END
     group_code = codes_of(group_rows.view(np.uint64), groups.key)
     for i in range(len(group_rows)):
         _join_group(i, group_rows, i, group_code[i], groups, slots.held)
@@ -635,10 +804,19 @@ def relabel(slot, key, slots, groups, is_grouped):
 @cache
 def compile_exchange() -> None:
     """Compile these loops, or read them from disk: a machine that has neither takes seconds."""
-    one, none, slots = np.zeros((1, 1), np.int64), np.zeros(0, np.int64), empty_slots(1)
-    offer = Offer(np.zeros(1), one, one, 0, True, REFRESH, 1, DUPLICATE, math.nan)
-    tables = [Objects(1, 1).table for _ in range(2)]
-    results = np.full((N_RESULTS, 2), NO_SLOT)
-    hold(np.zeros(0), none, one[:0], one[:0], slots, *tables)
-    exchange(offer, none, slots, *tables, results, none)
-    relabel(np.zeros(1, np.int64), np.zeros(1), slots, tables[1], True)
+    one, slots = torch.zeros(1, 1, dtype=torch.int64), empty_slots(1)
+    none, objects, groups = one[0, :0], Objects(1, 1), Objects(1, 1)
+    hold(
+        np.zeros(0),
+        none.numpy(),
+        one[:0].numpy(),
+        one[:0].numpy(),
+        slots,
+        objects.table,
+        groups.table,
+    )
+    rules = Rules(0, True, REFRESH, 1, DUPLICATE, math.nan)
+    results = torch.full((N_RESULTS, 2), NO_SLOT)
+    key = torch.zeros(1, dtype=torch.float64)
+    KnownRows(slots, objects, groups).exchange(key, one, one, rules, none, results, none)
+    relabel(np.zeros(1, np.int64), np.zeros(1), slots, groups.table, True)

@@ -24,7 +24,7 @@ _BYTE, _SHORT = ir.IntType(8).as_pointer(), ir.IntType(32)
 
 
 @intrinsic
-def _pointer(context: Any, address: Any) -> Any:
+def pointer(context: Any, address: Any) -> Any:
     """Return an address as a pointer."""
 
     def code(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
@@ -112,7 +112,7 @@ def copy_row(target, source, width):  # type: ignore[no-untyped-def]
 @compiled
 def integers_at(address, n):  # type: ignore[no-untyped-def]
     """Return n integers of 64 bits as an array."""
-    return numba.carray(_pointer(np.int64(address)), (n,), np.int64)
+    return numba.carray(pointer(np.int64(address)), (n,), np.int64)
 
 
 @intrinsic
@@ -120,8 +120,8 @@ def set_short(context: Any, address: Any, value: Any) -> Any:
     """Write an integer of 32 bits."""
 
     def code(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _SHORT.as_pointer())
-        builder.store(builder.trunc(arguments[1], _SHORT), pointer)
+        number = builder.inttoptr(arguments[0], _SHORT.as_pointer())
+        builder.store(builder.trunc(arguments[1], _SHORT), number)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), code

@@ -16,7 +16,7 @@ from gfn_rb.shapes import Int64
 
 END, _ABSENT = -1, -2
 _SLOT, _CODE = range(2)  # columns of an entry
-CODE_OF, AFTER, _BEFORE = range(3)  # columns of what is held of a slot
+CODE_OF, AFTER, BEFORE = range(3)  # columns of what is held of a slot
 CODE_BITS = 31  # of a code
 AHEAD = 64  # rows whose entries are read ahead
 _LINE = 8  # integers of a line of the cache
@@ -251,12 +251,12 @@ def free_entry(at, table):
 def take_out(slot, table):
     """Take out what a slot holds, if anything."""
     code, after = table.link[slot, CODE_OF], table.link[slot, AFTER]
-    before = table.link[slot, _BEFORE]
+    before = table.link[slot, BEFORE]
     if before == _ABSENT:
         return
-    table.link[slot, _BEFORE] = _ABSENT
+    table.link[slot, BEFORE] = _ABSENT
     if after != END:
-        table.link[after, _BEFORE] = before
+        table.link[after, BEFORE] = before
     if before != END:  # it is not the first of its row, whose entry stays
         table.link[before, AFTER] = after
         return
@@ -311,8 +311,8 @@ def file_row(slot, rows, i, code, table):
         after = table.link[head, AFTER]
         table.link[head, AFTER] = slot
         if after != END:
-            table.link[after, _BEFORE] = slot
-    table.link[slot, CODE_OF], table.link[slot, AFTER], table.link[slot, _BEFORE] = (
+            table.link[after, BEFORE] = slot
+    table.link[slot, CODE_OF], table.link[slot, AFTER], table.link[slot, BEFORE] = (
         code,
         after,
         head,

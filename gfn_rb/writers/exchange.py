@@ -17,30 +17,21 @@ from gfn_rb.column import KeyColumn, Version
 from gfn_rb.errors import ShapeError
 from gfn_rb.kernels import as_array
 from gfn_rb.kernels.exchange import (
-    AGE_AT,
     ALIASED,
     BEST,
-    CAME_AT,
-    COUNTS_AT,
-    FIRST_LEAF,
-    LEAF_SIZE,
-    LENGTH_AT,
-    N_BYTES,
     N_CALLS,
     N_RESULTS,
+    N_TWINS,
     NO_SLOT,
     NOT_A_NUMBER,
     NOT_COMPARED,
-    REVISION_AT,
     SLOT_OF,
     STAMPS_AT,
-    STORED_AT,
     UNKNOWN,
-    WIDTH,
-    Offer,
+    KnownRows,
+    Rules,
     Slots,
     empty_slots,
-    exchange,
     hold,
     relabel,
     worst_of,
@@ -60,19 +51,21 @@ Tie = Literal["newest", "oldest"]
 _OFFERED, _WRITTEN = range(2)
 _AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered
 _NOTHING = np.zeros(0, np.int64)
-_NO_ROWS = np.zeros((0, 1), np.int64)
+_NO_SLOTS = torch.from_numpy(_NOTHING)
+_NO_ROWS = torch.zeros(0, 1, dtype=torch.int64)
 
 
 class Moves(NamedTuple):
     """What an exchange changed in a storage, or is about to change."""
 
-    slot: Int64[np.ndarray, "n"]  # of each row of the batch, or why it is rejected
+    slot: Int64[np.ndarray, "n"]  # of each row of the batch, -1 if it is rejected
     row: Int64[np.ndarray, "k"]  # rows of the batch that come in
     target: Int64[np.ndarray, "k"]  # their slots
     source: Int64[np.ndarray, "m"]  # slots of rows that move, all of them from ``length`` on
     hole: Int64[np.ndarray, "m"]  # where these move to
     before: int  # length of the storage
     length: int  # of the storage afterwards
+    n_rejected: list[int]  # rows of the batch, for each reason
 
     @property
     def changed(self) -> Int64[np.ndarray, "c"]:
@@ -90,7 +83,7 @@ class Moves(NamedTuple):
         return np.arange(min(self.length, self.before), self.before)
 
 
-NO_MOVES = Moves(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 0, 0)
+NO_MOVES = Moves(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, 0, 0, [])
 
 
 class RowExchange:
@@ -130,8 +123,7 @@ class RowExchange:
     def _forget(self) -> None:
         """Forget all that can be read from the storage again."""
         self.version: Version | None = None  # of the storage's content that is known
-        self._slots: Slots | None = None
-        self._object_table = self._group_table = _NO_TABLE
+        self._known: KnownRows | None = None
         self._width = (-1, -1)  # integers of an object and of a group
 
     # What each slot holds.
@@ -157,17 +149,16 @@ class RowExchange:
     @property
     def keys(self) -> Float64[np.ndarray, "N"]:
         """The signed key of each slot, of a storage that is followed; not to be written to."""
-        assert self._slots is not None
-        keys: np.ndarray = self._slots.held["key"]
+        assert self._known is not None
+        keys: np.ndarray = self._known.slots.held["key"]
         return keys
 
     def lowest(self, storage: Storage) -> float:
         """Return the lowest signed key of a storage that is followed and holds rows."""
-        assert self._slots is not None
-        keys: np.ndarray = self.keys
-        return float(keys[worst_of(compat.length_of(storage), self._slots)])
+        assert self._known is not None
+        return float(self.keys[worst_of(compat.length_of(storage), self._known.slots)])
 
-    def sync(self, storage: Storage, width: tuple[int, int] | None = None) -> Slots:
+    def sync(self, storage: Storage, width: tuple[int, int] | None = None) -> KnownRows:
         """Read keys, objects and groups anew if the storage changed since they were known.
 
         Args:
@@ -176,12 +167,12 @@ class RowExchange:
                 compared. None where no rows are offered.
         """
         version = self.column.version(storage) if is_laid_out(storage) else None
-        slots = self._slots
-        if slots is not None and version == self.version and width in (None, self._width):
-            return slots
+        known = self._known
+        if known is not None and version == self.version and width in (None, self._width):
+            return known
         n = compat.length_of(storage)
         key, features = np.empty(0), (self.objects, self.groups)
-        rows, tables = [_NO_ROWS, _NO_ROWS], [_NO_TABLE, _NO_TABLE]
+        rows, tables = [_NO_ROWS.numpy(), _NO_ROWS.numpy()], [_NO_TABLE, _NO_TABLE]
         if n:
             key = self.signed(self.column.values(storage)).cpu().to(torch.float64).numpy()
         for i, each in enumerate(features):
@@ -197,13 +188,14 @@ class RowExchange:
                 )
             tables[i] = Objects(storage.max_size, stored)
         self.version = None
-        slots = empty_slots(storage.max_size)
-        hold(key, self._known_ages(storage, n), *rows, slots, *(each.table for each in tables))
-        self._slots, (self._object_table, self._group_table) = slots, tables
+        known = KnownRows(empty_slots(storage.max_size), *tables)
+        objects, groups = known.objects.table, known.groups.table
+        hold(key, self._known_ages(storage, n), *rows, known.slots, objects, groups)
+        self._known = known
         self._width = (0 if self.objects is None else rows[0].shape[1],
                        0 if self.groups is None else rows[1].shape[1])  # fmt: skip
         self.version = version
-        return slots
+        return known
 
     def _known_ages(self, storage: Storage, stored: int) -> Int64[np.ndarray, "n"]:
         """Return the age of each stored row; those of others are older than all that came here."""
@@ -241,63 +233,64 @@ class RowExchange:
         Raises:
             NaNError: a key is NaN or an infinite reward. Nothing was changed.
         """
-        compared = [each for each in (self.objects, self.groups) if each is not None]
-        columns = columns or [each(data) for each in compared]
-        rows = [np.ascontiguousarray(on_host(each)[0].numpy()) for each in columns[: len(compared)]]
-        objects = _NO_ROWS if self.objects is None else rows[0]
-        groups = _NO_ROWS if self.groups is None else rows[-1]
-        value = np.ascontiguousarray(as_array(key), np.float64)
-        slots = self.sync(storage, (
+        objects = groups = _NO_ROWS
+        if self.objects is not None:
+            objects, *columns = columns or [self.objects(data)]
+            objects = on_host(objects)[0].contiguous()
+        if self.groups is not None:
+            groups = on_host(columns[0] if columns else self.groups(data))[0].contiguous()
+        value = key.to(torch.float64).contiguous()
+        known = self.sync(storage, (
             0 if self.objects is None else objects.shape[1],
             0 if self.groups is None else groups.shape[1],
         ))  # fmt: skip
         put = self._memory.addresses(storage, data, self.ages(storage), self._counters)
-        return self._exchange(storage, slots, value, objects, groups, removed, slot, put)
+        return self._exchange(storage, known, value, objects, groups, removed, slot, put)
 
     def remove(self, storage: Storage, removed: Int64[np.ndarray, "m"]) -> PendingExchange:
         """Let rows leave, each slot given once."""
-        slots = self.sync(storage)
+        known = self.sync(storage)
         put = self._memory.addresses(storage, None, self.ages(storage), self._counters)
-        no_key = np.empty(0)
-        objects, groups = (np.zeros((0, max(width, 1)), np.int64) for width in self._width)
-        return self._exchange(storage, slots, no_key, objects, groups, removed, None, put)
+        no_key = torch.empty(0, dtype=torch.float64)
+        objects, groups = (
+            torch.zeros((0, max(width, 1)), dtype=torch.int64) for width in self._width
+        )
+        return self._exchange(storage, known, no_key, objects, groups, removed, None, put)
 
     def _exchange(
-        self, storage: Storage, slots: Slots, key: np.ndarray, objects: np.ndarray,
-        groups: np.ndarray, removed: np.ndarray, slot: np.ndarray | None, put: np.ndarray,
+        self, storage: Storage, known: KnownRows, key: Tensor, objects: Tensor, groups: Tensor,
+        removed: np.ndarray, slot: np.ndarray | None, put: Tensor,
     ) -> PendingExchange:  # fmt: skip
-        n = len(key)
-        results = np.empty((N_RESULTS, 2 * n + len(removed)), np.int64)
-        results[SLOT_OF, :n] = NO_SLOT if slot is None else slot
-        offer = Offer(
-            key,
-            objects,
-            groups,
-            int(self._counters[_OFFERED]),
+        n, leaving = len(key), torch.from_numpy(removed)
+        size = 2 * n + len(leaving) + int(known.slots.state[N_TWINS])
+        results = torch.empty(N_RESULTS, size, dtype=torch.int64)
+        results.numpy()[SLOT_OF, :n] = NO_SLOT if slot is None else slot
+        rules = Rules(
+            int(self._counters.numpy()[_OFFERED]),
             self.tie == "newest",
             NOT_COMPARED if self.objects is None else self.on_duplicate,
             self.per_group,
             self.duplicate,
             self._refused,
         )
-        tables = self._object_table.table, self._group_table.table
-        pending = PendingExchange(storage, slots, results, n, len(put) > 0)
+        offer = key, objects, groups, rules, leaving, results
+        pending = PendingExchange(storage, known.slots, results.numpy(), n, len(put) > 0)
         if not len(put):
             self.version = None  # until the rows are written
         begin(pending)
-        n_in = exchange(offer, removed, slots, *tables, results, put)
+        n_in = known.exchange(*offer, put)
         if n_in == ALIASED:
             self.version, pending.is_written = None, False
-            n_in = exchange(offer, removed, slots, *tables, results, _NOTHING)
+            n_in = known.exchange(*offer, _NO_SLOTS)
         if n_in == NOT_A_NUMBER:
             done(storage)
-            self.check(torch.from_numpy(key))
+            self.check(key)
         return pending
 
     def slots_of(self, storage: Storage, rows: np.ndarray) -> Int64[np.ndarray, "n"]:
         """Return the slot of each object, -1 where it is not stored."""
-        self.sync(storage, (rows.shape[1], self._width[1]))
-        return self._object_table.first(self._object_table.hashed(rows))
+        objects = self.sync(storage, (rows.shape[1], self._width[1])).objects
+        return objects.first(objects.hashed(rows))
 
     def take_over(self, storage: Storage) -> None:
         """Note that the storage holds what is known, after a write."""
@@ -315,18 +308,19 @@ class RowExchange:
 
     def write_ages(self, storage: Storage, moves: Moves) -> None:
         """Write the ages of rows that came in or moved, and forget those that left."""
-        assert self._slots is not None
+        assert self._known is not None
         ages = self.ages(storage).numpy()
-        ages[moves.changed] = self._slots.held["age"][moves.changed]
+        ages[moves.changed] = self._known.slots.held["age"][moves.changed]
         ages[moves.length : moves.before] = UNKNOWN
 
     def relabel(
         self, storage: Storage, slot: Int64[np.ndarray, "m"], key: Float[Tensor, "m"]
     ) -> None:
         """Take up other :meth:`signed` keys of stored rows, which are in the storage already."""
-        assert self._slots is not None
+        assert self._known is not None
         value = np.ascontiguousarray(as_array(key), np.float64)
-        relabel(slot, value, self._slots, self._group_table.table, self.groups is not None)
+        slots, groups = self._known.slots, self._known.groups.table
+        relabel(slot, value, slots, groups, self.groups is not None)
         self.version = self.column.version_after_write(storage)
 
     # State.
@@ -379,7 +373,7 @@ class RowExchange:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what this process saw of the storage."""
         state = {**self.__dict__, "_memory": _Memory()}
-        for name in ("version", "_slots", "_object_table", "_group_table", "_width"):
+        for name in ("version", "_known", "_width"):
             del state[name]
         return state
 
@@ -401,17 +395,22 @@ class PendingExchange(PendingWrite):
     ) -> None:
         super().__init__(storage)
         self._slots, self._results, self._n = slots, results, n
-        self._before, self._n_calls = compat.length_of(storage), int(slots.state[N_CALLS])
+        # Rows that others wrote were taken up before: both know the length.
+        self._before, *_, self._n_calls = slots.state[: N_CALLS + 1].tolist()
         self.is_written = is_written
+        self._moves: Moves | None = None
 
     def moves(self) -> Moves:
         """Return what the exchange changed."""
-        length, _, n_in, n_moved, *_ = self._slots.state.tolist()
+        if self._moves is not None:
+            return self._moves
+        length, _, n_in, n_moved, _, _, *n_rejected = self._slots.state.tolist()
         slot, row, target, source = self._results
-        return Moves(
+        self._moves = Moves(
             slot[: self._n], row[:n_in], target[:n_in], source[:n_moved],
-            target[n_in : n_in + n_moved], self._before, length,
+            target[n_in : n_in + n_moved], self._before, length, n_rejected,
         )  # fmt: skip
+        return self._moves
 
     def changed(self) -> Int64[Tensor, "k"] | None:
         """Return the slots that hold other rows, if the exchange took place and is written."""
@@ -428,14 +427,14 @@ class _Memory:
 
     def __init__(self) -> None:
         self._stored: Any = None  # the columns, when they were looked up
-        self._leaves: list[tuple[Any, Tensor]] | None = None
+        # Of each column: its name, a tensor, bytes of a row and of all, a batch without rows.
+        self._leaves: list[tuple[Any, Tensor, int, int, Tensor]] | None = None
         self.tensors: list[Tensor] = []
         self._came: list[Tensor] = []  # copies of rows that did not lie side by side
-        self._put = _NOTHING
 
     def addresses(
         self, storage: Storage, data: Rows | None, ages: Tensor, counters: Tensor
-    ) -> Int64[np.ndarray, "m"]:
+    ) -> Int64[Tensor, "m"]:
         """Return where a compiled loop writes rows, nothing where it cannot.
 
         ``data`` is None where rows only move. Its rows have the entries, dtypes and shapes of the
@@ -443,46 +442,43 @@ class _Memory:
         memory of this process alone.
         """
         if not IS_AVAILABLE or has_recorders(storage):
-            return _NOTHING
-        stored = compat.all_slots(storage)
-        if stored is not self._stored:
-            self._leaves = _plain_leaves(storage)
-            self.tensors = [leaf for _, leaf in self._leaves or ()]
-            self._put = np.zeros(FIRST_LEAF + LEAF_SIZE * len(self.tensors), np.int64)
-            self._stored = stored  # last, or an interrupt would leave the others as they were
+            return _NO_SLOTS
+        if compat.all_slots(storage) is not self._stored:
+            self._look_up(storage)
         counts = compat.counter_addresses(storage)
         if self._leaves is None or counts is None:
-            return _NOTHING
-        rows, put, at = {} if data is None else tensors_of(data), self._put, FIRST_LEAF
+            return _NO_SLOTS
+        stamps = compat.slot_generations(storage)
+        put = [*counts, counters.data_ptr(), ages.data_ptr(), 0]
+        if stamps is not None:
+            put[STAMPS_AT] = stamps.data_ptr()
+        rows = None if data is None else tensors_of(data)
         self._came = []
-        for name, leaf in self._leaves:
-            value: Any = leaf[:0] if data is None else rows.get(name)
+        for name, leaf, width, nbytes, none in self._leaves:
+            value: Any = none if rows is None else rows.get(name)
             if type(value) is not Tensor or not value.is_cpu or value.dtype != leaf.dtype:
-                return _NOTHING
+                return _NO_SLOTS
             if not value.is_contiguous() or value.is_neg() or value.is_conj():
                 value = value.resolve_conj().resolve_neg().contiguous()
                 self._came.append(value)  # so that its memory is there when it is read
-            nbytes = leaf.numel() * leaf.element_size()
-            put[at + STORED_AT], put[at + CAME_AT] = leaf.data_ptr(), value.data_ptr()
-            put[at + WIDTH], put[at + N_BYTES] = nbytes // len(leaf), nbytes
-            at += LEAF_SIZE
-        put[LENGTH_AT], put[REVISION_AT] = counts
-        put[AGE_AT], put[COUNTS_AT] = ages.data_ptr(), counters.data_ptr()
-        stamps = compat.slot_generations(storage)
-        put[STAMPS_AT] = 0 if stamps is None else stamps.data_ptr()
-        return put
+            put += leaf.data_ptr(), value.data_ptr(), width, nbytes
+        return torch.tensor(put)
 
-
-def _plain_leaves(storage: Storage) -> list[tuple[Any, Tensor]] | None:
-    """Return the columns of a storage on the host by name, None where some lie elsewhere."""
-    stored = compat.all_slots(storage)
-    if isinstance(storage, EncodedStorage) or not isinstance(stored, TensorDictBase):
-        return None
-    leaves = [(name, compat.as_plain(leaf)) for name, leaf in tensors_of(stored).items()]
-    for _, leaf in leaves:
-        if not isinstance(leaf, Tensor) or not (leaf.is_cpu and leaf.is_contiguous()):
-            return None
-    return leaves
+    def _look_up(self, storage: Storage) -> None:
+        """Look up the columns on the host, none where some lie elsewhere."""
+        stored, self._leaves = compat.all_slots(storage), None
+        if not isinstance(storage, EncodedStorage) and isinstance(stored, TensorDictBase):
+            leaves = [(name, compat.as_plain(leaf)) for name, leaf in tensors_of(stored).items()]
+            self.tensors = [leaf for _, leaf in leaves]
+            if all(
+                isinstance(leaf, Tensor) and leaf.is_cpu and leaf.is_contiguous()
+                for leaf in self.tensors
+            ):
+                self._leaves = [
+                    (name, leaf, leaf.nbytes // len(leaf), leaf.nbytes, leaf[:0])
+                    for name, leaf in leaves
+                ]
+        self._stored = stored  # last, or an interrupt would leave the others as they were
 
 
 _NO_TABLE = Objects(1, 1)

@@ -252,7 +252,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             source = order[~torch.isin(order, index)]
             hole = torch.arange(left := len(source))
             hole, source = hole[source != hole], source[source != hole]
-            moves = Moves(_NONE, _NONE, _NONE, source.numpy(), hole.numpy(), n, left)
+            moves = Moves(_NONE, _NONE, _NONE, source.numpy(), hole.numpy(), n, left, [])
             record_slots(storage, torch.arange(left, n))
             copies = [*moved_rows(storage, moves.source, moves.hole)]
             copies += compat.raised_generations(storage, moves.overwritten)

@@ -27,15 +27,7 @@ from gfn_rb.arguments import (
 )
 from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
-from gfn_rb.kernels.exchange import (
-    DUPLICATE,
-    GROUP_FULL,
-    KEEP,
-    NEAR,
-    REFRESH,
-    WORST,
-    compile_exchange,
-)
+from gfn_rb.kernels.exchange import DUPLICATE, KEEP, REFRESH, compile_exchange
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
@@ -68,8 +60,7 @@ from gfn_rb.writers.rows import (
 OnDuplicate = Literal["refresh", "keep"]
 
 # Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
-REASONS = {"duplicate": DUPLICATE, "near": NEAR, "group_full": GROUP_FULL, "worst": WORST}
-_N_REASONS = 1 - min(REASONS.values())
+REASONS = ("duplicate", "near", "group_full", "worst")  # in the order of their numbers
 _NO_SLOTS = np.zeros(0, np.int64)
 _GENERATION = "generation"  # of the state: how often each slot was written to
 
@@ -256,13 +247,11 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
                 self._lay_out(data, key)
             if len(removed := self._leaving(data)):
                 compat.drop_prefetched(storage)
-            slot: np.ndarray = self._offer(data, key, columns, removed).slot.copy()
-        if len(rejected := -slot[slot < 0]):
-            counts = np.bincount(rejected, minlength=_N_REASONS)
-            for reason, number in REASONS.items():
-                self.rejected[reason] += int(counts[-number])
-            np.maximum(slot, -1, out=slot)
-        index, device = torch.from_numpy(slot), data.device
+            moves = self._offer(data, key, columns, removed)
+        if len(moves.row) < len(moves.slot):
+            for reason, n in zip(REASONS, moves.n_rejected, strict=True):
+                self.rejected[reason] += n
+        index, device = torch.from_numpy(moves.slot.copy()), data.device
         return index if device is None else index.to(device, non_blocking=device.type != "cpu")
 
     def _leaving(self, data: Rows) -> Int64[np.ndarray, "m"]:
@@ -420,7 +409,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if not pending.is_written:
             record_slots(storage, written := moves.overwritten)
             pending.commit = self._commit(data, moves, written)
-        elif len(moves.changed) or moves.length != moves.before:
+        elif len(moves.row) or moves.length != moves.before:
             increment_version(self._exchange.written_tensors)
         pending.finish()
         if moves.length > moves.before and len(moves.row) == len(moves.slot):

@@ -236,3 +236,15 @@ def test_a_callable_keeps_what_its_norm_keeps(near):
         assert ours.extend(batch.clone()).equal(norm.extend(batch))
     assert serials(ours) == serials(norm)
     assert len(ours) > 4
+
+
+@pytest.mark.parametrize(("key", "expected"), [(2.0, [5]), (0.5, [0, 1]), (-1.0, [0, 1])])
+def test_a_better_row_replaces_all_that_others_wrote_of_its_object(key, expected):
+    rb = buffer(4)
+    rb.extend(rows([0.0, 1.0], [[1], [2]]))
+    rb.storage[1] = rows([1.0], [[1]], first=1)[0]  # the object of the other row, too
+    slot = rb.extend(rows([key, key - 0.1], [[1], [1]], first=5))
+    assert serials(rb) == expected
+    assert slot.tolist() == ([0, -1] if expected == [5] else [-1, -1])
+    assert rb.extend(rows([3.0, 4.0, 5.0], [[7], [8], [9]], first=7)).min() >= 0
+    assert len(rb) == min(len(expected) + 3, 4)
