@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         CompactRows as CompactRows,
         MergedReplayBuffer as MergedReplayBuffer,
         PackTrajectories as PackTrajectories,
+        PadTrajectories as PadTrajectories,
         diverse_buffer as diverse_buffer,
         fifo_buffer as fifo_buffer,
         reward_prioritized_buffer as reward_prioritized_buffer,

@@ -22,5 +22,6 @@ if TYPE_CHECKING:
     from gfn_rb.buffers.stacked import StackedReplayBuffer as StackedReplayBuffer
     from gfn_rb.buffers.statistics import ReplayStatistics as ReplayStatistics
     from gfn_rb.buffers.summary import BufferSummary as BufferSummary
+    from gfn_rb.buffers.transforms import PadTrajectories as PadTrajectories
 
 __getattr__, __all__ = lazy_exports(__name__)

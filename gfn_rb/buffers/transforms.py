@@ -87,6 +87,20 @@ class KeepItems(RowTransform):
         return convert.padded_to(rows, self.n_steps)
 
 
+class PadTrajectories(KeepItems):
+    """Pads trajectories to one length on their way into a buffer, as ``max_length=`` of presets.
+
+    ``TensorDictReplayBuffer(..., transform=PadTrajectories(env.max_length))`` accepts batches of
+    all lengths up to this one. Other rows pass as they are.
+
+    Args:
+        max_length: number of actions of the padded trajectories, at least 1.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__((), as_count("max_length", max_length))
+
+
 class KeepTerminatingStates(RowTransform):
     """Replaces the fields of trajectories by their terminating state; other entries are kept.
 

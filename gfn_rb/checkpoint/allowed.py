@@ -37,6 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gfn_rb.buffers.transforms:KeepStates": ("dropped",),
     "gfn_rb.buffers.transforms:KeepTerminatingStates": ("regenerate",),
     "gfn_rb.buffers.transforms:KeepTransitions": ("dropped",),
+    "gfn_rb.buffers.transforms:PadTrajectories": ("max_length",),
     "gfn_rb.envs.bayesian_dag:BayesianDAG": ("n_nodes", "data", "n_samples", "seed", "batch_size"),
     "gfn_rb.envs.bit_sequence:BitSequence": (
         *("n_bits", "word_bits", "n_modes", "delta", "seed", *_WORDS),

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from factories import objects, rows, two_rows
+from factories import objects, rows, trajectories, two_rows
 from tensordict import TensorDict
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ReplayBuffer,
+    TensorDictReplayBuffer,
 )
 from torchrl.envs.transforms import Transform
 
@@ -306,3 +307,26 @@ def test_a_draw_of_no_rows_is_named_so_even_if_rows_come_meanwhile(monkeypatch):
     monkeypatch.setattr(type(rb.sampler), "sample", slow_sample)
     with pytest.raises(EmptyBufferError, match="cannot draw 2 items: the buffer is empty"):
         rb.sample()
+
+
+def test_buffers_of_torchrl_take_trajectories_of_all_lengths(tmp_path):
+    """The first batch is the shortest, and no batch is padded by hand."""
+    rb = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(9),
+        writer=gfn_rb.DiversityWriter(cutoff_distance=0.0),  # of terminating states
+        sampler=SoftmaxRewardSampler(),
+        transform=gfn_rb.PadTrajectories(6),
+        batch_size=3,
+    )
+    batches = [trajectories([v], length=n) for v, n in ((1, 2), (2, 5), (3, 6), (3, 4))]
+    for batch in batches:
+        rb.extend(batch)
+    held = Trajectories.from_tensordict(rb[:])
+    assert (held.n_steps, sorted(held.length.tolist())) == (6, [2, 4, 5])
+    assert sorted(held.terminating_states.reshape(-1).tolist()) == [1, 2, 3]
+    with pytest.raises(ShapeError, match="at most max_length=6"):
+        rb.extend(trajectories([4], length=7))
+    gfn_rb.save_checkpoint(tmp_path / "rb.ckpt", rb)
+    again = gfn_rb.open_buffer(tmp_path / "rb.ckpt")
+    again.extend(trajectories([9], length=3))
+    assert len(again) == 4

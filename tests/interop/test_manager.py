@@ -373,3 +373,9 @@ def test_processes_meet_by_both_backends(tmp_path) -> None:
     assert manager["held"] == {"mpi": 4, "torch": 4}
     assert worker["scores"] == {"mpi": 4.0, "torch": 4.0}
     assert worker["stored"] == {"mpi": 4, "torch": 4}
+
+
+@pytest.mark.slow
+def test_a_rank_may_wait_for_another_once_all_are_connected() -> None:
+    program = Path(__file__).with_name("waiting_rank.py")
+    assert [each["scores"] for each in reports(under_mpiexec(3, program))] == [None, 4.0, 4.0]

@@ -15,6 +15,7 @@ from gfn_rb.interop.torchgfn.environment import (
     adapt_estimator,
 )
 from gfn_rb.interop.torchgfn.manager import ReplayBufferManager
+from gfn_rb.interop.torchgfn.remote import connect
 from gfn_rb.interop.torchgfn.rows import container_of, rows_of
 from gfn_rb.interop.torchgfn.samplers import LocalSearchSampler, Sampler
 
@@ -37,6 +38,7 @@ __all__ = [
     "TorchGFNNetwork",
     "adapt_env",
     "adapt_estimator",
+    "connect",
     "container_of",
     "rows_of",
 ]

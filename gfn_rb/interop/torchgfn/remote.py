@@ -93,6 +93,22 @@ _endpoints: dict[str, Endpoint] = {}
 BACKENDS = {"mpi": "mpi", "torch": "gloo", "gloo": "gloo"}
 
 
+def connect(communication_backend: str | None = None) -> None:
+    """Connect this process to the others now, instead of with its first message.
+
+    The connection waits until each rank of the run makes it. A rank that waits for another one
+    before its first ``add`` would otherwise wait for ever, and the other one for it. Each rank,
+    the manager included, calls this before it waits for others.
+
+    Args:
+        communication_backend: that of the buffers and the manager. Default: MPI.
+
+    Raises:
+        TransportError: a library is missing, or the connection failed.
+    """
+    endpoint(communication_backend)
+
+
 def endpoint(backend: str | None = None) -> Endpoint:
     """Return the endpoint of this process; the first call makes it, and waits for all processes.
 
