@@ -1,0 +1,87 @@
+"""Accounts of every row: none is lost, stored twice or fed twice, and merged draws are exact.
+
+Ranks are threads, or processes under mpiexec, torchrun or none. ``GFN_RB_SCENARIOS=22 pytest
+--all tests/remote/test_row_accounts.py`` plays so many scenarios with each of them, 154 in all.
+"""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from remote import accounts_rank
+from remote.accounts_rank import play, scenario
+from transports.ranks import environment, reports, under_mpiexec
+
+from gfn_rb.transports import LocalTransport
+
+pytestmark = pytest.mark.slow
+N = int(os.environ.get("GFN_RB_SCENARIOS", "2"))  # of each launcher
+PROGRAM = Path(accounts_rank.__file__)
+
+
+def in_threads(numbers, size, folder):
+    for number in numbers:
+        with ThreadPoolExecutor(size) as pool:
+            ranks = LocalTransport.group(size, timeout=120.0)
+            yield from pool.map(lambda each, number=number: play(each, number), ranks)
+
+
+def under_mpi(numbers, size, folder):
+    return reports(under_mpiexec(size, PROGRAM, "mpi", *map(str, numbers)))
+
+
+def as_processes(numbers, size, folder):
+    common = [sys.executable, str(PROGRAM), f"file://{folder / 'store'}"]
+    started = [
+        subprocess.Popen(
+            [*common, str(rank), str(size), *map(str, numbers)],
+            **{"env": environment(), "stdout": subprocess.PIPE, "text": True},
+        )
+        for rank in range(size)
+    ]
+    try:
+        return reports("".join(each.communicate(timeout=600.0)[0] for each in started))
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+LAUNCHERS = [
+    (in_threads, 2), (in_threads, 4), (under_mpi, 2), (under_mpi, 4), (under_mpi, 8),
+    (as_processes, 3), (as_processes, 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", range(len(LAUNCHERS)))
+def test_every_row_is_accounted_for(turn, tmp_path):
+    launcher, size = LAUNCHERS[turn]
+    numbers = range(turn * N, (turn + 1) * N)
+    found = [*launcher(numbers, size, tmp_path)]
+    assert len(found) == size * N
+    for number in numbers:
+        ranks = sorted((e for e in found if e["number"] == number), key=lambda e: e["rank"])
+        check(scenario(number, size), ranks)
+
+
+def check(what, ranks):
+    managers, workers = ranks[: what.n_managers], ranks[what.n_managers :]
+    held = Counter(value for each in managers for value in each["held"])
+    passed = Counter(value for each in workers for value in each["passed"])
+    assert held == (Counter({*passed}) if what.are_objects else passed), what
+    for each in workers:
+        counts = each["counts"]
+        assert counts["offered"] == len(each["own"]) == counts["sent"] + counts["filtered"], what
+        assert counts["sent"] == len(each["passed"]) == counts["stored"] + counts["duplicates"]
+        assert counts["lost"] == counts["skipped"] == counts["resent"] == 0
+        fed = Counter(each["fed"])
+        assert {*fed.values()} <= {1}, what
+        assert fed.keys() <= held.keys(), what
+        assert each["p"] is None or each["p"] > 1e-5, what
+    assert sum(each["counts"]["stored"] for each in workers) == held.total()
+    if what.feed and what.are_objects and len(workers) > 1 and what.mode == "awaited":
+        assert any(each["fed"] for each in workers), what
