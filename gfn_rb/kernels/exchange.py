@@ -639,8 +639,8 @@ class KnownRows:
     def exchange(
         self,
         key: Float64[Tensor, "n"],
-        objects: Int64[Tensor, "n width"],
-        groups: Int64[Tensor, "n width"],
+        objects: Int64[Tensor, "o width"],
+        groups: Int64[Tensor, "g columns"],
         rules: Rules,
         removed: Int64[Tensor, "m"],
         results: Int64[Tensor, "4 l"],
