@@ -81,11 +81,7 @@ class Objects:
 
     def twins(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
         """Return the position of the first row of the batch that equals each one."""
-        return _twins(*objects, False)
-
-    def last_twins(self, objects: Hashed) -> Int64[np.ndarray, "n"]:
-        """Return the position of the last row of the batch that equals each one."""
-        return _twins(*objects, True)
+        return _twins(*objects)
 
     def look_up(
         self, rows: Int64[np.ndarray, "n width"]
@@ -199,14 +195,13 @@ def _members(rows, codes, table, size):
 
 
 @compiled
-def _twins(rows, codes, from_end):
+def _twins(rows, codes):
     size, n, shift = 1, len(rows), CODE_BITS
     while size < 2 * n:
         size, shift = 2 * size, shift - 1
     first = np.empty(n, np.int64)
     entry = np.full(size, -1, np.int32)
-    for k in range(n):
-        i = n - 1 - k if from_end else k
+    for i in range(n):
         at = codes[i] >> shift
         while entry[at] != -1:
             other = entry[at]
@@ -223,7 +218,7 @@ def _twins(rows, codes, from_end):
 def _look_up(rows, table, code, slot, twin):  # into arrays: those returned cost a call each
     code[:] = codes_of(rows.view(np.uint64), table.key)
     slot[:] = first_slots(rows, code, table)
-    twin[:] = _twins(rows, code, False)
+    twin[:] = _twins(rows, code)
 
 
 @borrowing

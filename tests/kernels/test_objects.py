@@ -15,9 +15,6 @@ def check(objects: Objects, plain: dict[int, tuple], offered: np.ndarray) -> Non
     slots = [sorted(slot for slot, row in plain.items() if row == key) for key in keys]
     assert objects.first(hashed).tolist() == [each[0] if each else -1 for each in slots]
     assert objects.twins(hashed).tolist() == [keys.index(key) for key in keys]
-    assert objects.last_twins(hashed).tolist() == [
-        len(keys) - 1 - keys[::-1].index(key) for key in keys
-    ]
     found, size = objects.members(hashed)
     assert size.tolist() == [len(each) for each in slots]
     assert [sorted(part.tolist()) for part in np.split(found, size.cumsum()[:-1])] == slots
