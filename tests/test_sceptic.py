@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from benchmarks import records
-from benchmarks.published import landscapes
+from benchmarks.published import landscapes, runs
 from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS
 from benchmarks.published.runs import run_one
+from benchmarks.sceptic import page
 from benchmarks.sceptic.envs import ConditionalWords, Expressions, Graphs, Sequences
 from benchmarks.sceptic.rows import ARMS, FROZEN
 from gfn_rb.envs.conformance import EnumerableEnvConformance
@@ -147,9 +148,59 @@ def test_fifty_lines_tell_conditions_apart():
 
 def test_defaults_are_said_to_be_chosen_on_what_they_were_chosen_on():
     assert {*CHOSEN_ON} <= {*DEFAULTS}
-    page = (records.ROOT / "docs/choosing/defaults.md").read_text()
-    chosen, others = re.search(r"chosen on (\d+) tasks.*?and (\w+) others", page, re.S).groups()
+    text = (records.ROOT / "docs/choosing/defaults.md").read_text()
+    chosen, others = re.search(r"chosen on (\d+) tasks.*?and (\w+) others", text, re.S).groups()
     assert int(chosen) == len(CHOSEN_ON)
     assert {"eight": 8}[others] == len(DEFAULTS) - len(CHOSEN_ON)
     told = re.search(r"chosen on (\w+) and (\w+), not on (\w+)\.", landscapes.__doc__).groups()
     assert [kind in CHOSEN_ON for kind in told] == [True, True, False]
+
+
+def stored(folder, task, arm, distances):
+    row = FROZEN[task, arm]
+    results = [
+        runs.Result(
+            seed,
+            row.calls,
+            2.0,
+            {"modes_found": 7, "total_variation": distance, "log_z_gap": 0.25},
+            [],
+            [[800, 0.9], [1600, distance]],
+            {**records.measured("published"), "load": 3.0},
+        )
+        for seed, distance in distances.items()
+    ]
+    runs.save(folder, row, results)
+
+
+def test_tables_show_where_replay_pays_least_first_on_the_seeds_of_all(tmp_path):
+    assert page.table_of("replay", tmp_path) == page.table_of("ways", tmp_path) == ""
+    for task, alone in (("nk", 0.8), ("knapsack", 0.3)):
+        for arm in page.PAID:
+            stored(tmp_path, task, arm, {0: alone, 1: alone + 0.1})
+        stored(tmp_path, task, "defaults", {0: 0.3, 1: 0.5, 2: 0.9})
+    stored(tmp_path, "ising", "defaults", {0: 0.1})  # nothing to compare with
+    head, _, *lines = page.table_of("replay", tmp_path).splitlines()
+    assert [line.split(" | ")[0] for line in lines] == ["| knapsack", "| nk"]
+    assert lines[1].startswith("| nk | 0.400 ± 0.141; 2 s | 0.850 ± 0.071; 2 s | ")
+    assert lines[1].endswith(" | 2 |")
+    assert {line.count("|") for line in (head, *lines)} == {7}
+
+
+def test_every_row_of_the_table_of_ways_is_whole(tmp_path):
+    stored(tmp_path, "nk", "square", {0: 0.25, 1: 0.35})
+    stored(tmp_path, "conditional", "defaults", {0: 0.5})
+    text = page.table_of("ways", tmp_path)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {8}
+    assert "| defaults, square | 7.0 ± 0.0 | 0.3000 ± 0.0707 | 0.250 ± 0.000 | 2 | 2 |" in text
+    assert "torchgfn's script | not measured: the script has no conditions |" in text
+    assert "was 3 to 3," in text
+
+
+def test_the_picture_has_a_panel_for_each_task_that_was_run(tmp_path):
+    page.draw(tmp_path)
+    assert not (tmp_path / page.PICTURE).exists()
+    stored(tmp_path, "nk", "defaults", {0: 0.3, 1: 0.5})
+    page.draw(tmp_path)
+    assert (tmp_path / page.PICTURE).read_bytes().startswith(b"\x89PNG")

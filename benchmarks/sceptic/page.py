@@ -93,7 +93,7 @@ def _ways(known: dict[tuple[str, str], list[Result]]) -> list[str]:
         title = about.title
         for arm, way in ARMS.items():
             if reason := way.not_measured.get(task):
-                lines.append(f"| {title} | {way.title} | not measured: {reason} {'| ' * 5}|")
+                lines.append(f"| {title} | {way.title} | not measured: {reason} {'| ' * 4}|")
             elif runs := known.get((task, arm)):
                 row = FROZEN[task, arm]
                 cells = [
