@@ -51,7 +51,7 @@ def main() -> None:
         group="condition",
         per_group=N_KEPT,
         unique=["condition", "tokens"],
-        sampler=GroupSampler("condition", samples_per_group=N_KEPT),
+        sampler=GroupSampler("condition", samples_per_group=N_KEPT, small="fill"),
         batch_size=N_PROMPTS * N_KEPT,
     )
     condition = torch.arange(N_PROMPTS).repeat_interleave(N_SAMPLES)

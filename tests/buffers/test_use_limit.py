@@ -190,7 +190,7 @@ def test_whole_groups_are_drawn_at_random_and_used_up():
 
 
 def test_groups_that_would_repeat_rows_are_refused():
-    sampler = GroupSampler("x", samples_per_group=2)  # fills by drawing a row again
+    sampler = GroupSampler("x", samples_per_group=2, small="fill")
     rb = gfn_rb.fifo_buffer(10, sampler=sampler, max_uses=1)
     rb.extend(rows(torch.zeros(3)))
     assert not rb.can_sample(2)
