@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,7 +20,7 @@ class _TorchRLFinder(MetaPathFinder):
     """Finds TorchRL once, with a loader that restores the start method after the import."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, name: str, path: Iterable[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != _TORCHRL:
             return None
