@@ -1,6 +1,6 @@
 """Accounts of every row: none is lost, stored twice or fed twice, and merged draws are exact.
 
-Ranks are threads, or processes under mpiexec, torchrun or none. ``GFN_RB_SCENARIOS=22 pytest
+Ranks are threads, or processes under mpiexec or none. ``GFN_RB_SCENARIOS=22 pytest
 --all tests/remote/test_row_accounts.py`` plays so many scenarios with each of them, 154 in all.
 """
 
@@ -36,15 +36,14 @@ def under_mpi(numbers, size, folder):
 
 def as_processes(numbers, size, folder):
     common = [sys.executable, str(PROGRAM), f"file://{folder / 'store'}"]
-    started = [
-        subprocess.Popen(
-            [*common, str(rank), str(size), *map(str, numbers)],
-            **{"env": environment(), "stdout": subprocess.PIPE, "text": True},
-        )
-        for rank in range(size)
-    ]
+    started = []
+    for rank in range(size):
+        command = [*common, str(rank), str(size), *map(str, numbers)]
+        with open(folder / f"said{rank}", "w") as said:  # a pipe that nobody reads has an end
+            started.append(subprocess.Popen(command, env=environment(), stdout=said))
     try:
-        return reports("".join(each.communicate(timeout=600.0)[0] for each in started))
+        assert [each.wait(600.0) for each in started] == [0] * size
+        return reports("".join(path.read_text() for path in folder.glob("said*")))
     finally:
         for each in started:
             each.kill()
