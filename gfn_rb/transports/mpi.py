@@ -107,8 +107,9 @@ class MPITransport(Transport):
         before = len(self._lost)
         try:
             while self._heads.Iprobe(self._mpi.ANY_SOURCE, _GOODBYE, self._status):
-                rank = self._status.Get_source()
-                self._heads.Recv([bytearray(0), self._mpi.BYTE], rank, _GOODBYE)
+                rank, n = self._status.Get_source(), self._status.Get_count(self._mpi.BYTE)
+                # As many bytes as came, though there should be none: MPI refuses others.
+                self._heads.Recv([bytearray(n), self._mpi.BYTE], rank, _GOODBYE)
                 self._mark_lost(rank, CLOSED)
         except self._mpi.Exception as error:
             if not self._is_failure(error):

@@ -20,6 +20,20 @@ HEADS = {
     "longer body": PREAMBLE.pack(1 << 19),
     "no body": PREAMBLE.pack(1 << 19),
     "huge claim": PREAMBLE.pack(1 << 29),
+    "empty": b"",
+    "endless claim": PREAMBLE.pack((1 << 64) - 1),
+    "empty body": PREAMBLE.pack(1 << 19),
+    "half a body": PREAMBLE.pack(1 << 19),
+    "body of another tag": PREAMBLE.pack(1 << 19),
+    "long piece": PREAMBLE.pack(1 << 26),
+    "goodbye with words": b"words",
+}
+BODIES = {  # tag and size
+    "longer body": (3, 1 << 20),
+    "empty body": (3, 0),
+    "half a body": (3, 1 << 18),
+    "body of another tag": (4, 1 << 19),
+    "long piece": (3, (1 << 24) + 1),
 }
 
 
@@ -27,9 +41,10 @@ def main() -> None:
     kind, transport = sys.argv[1], MPITransport(timeout=6.0)
     if transport.rank == 0:
         lost, received, longest, last = [], 0, 0.0, time.monotonic()
+        tag = 2 if kind == "goodbye with words" else None  # others match by any tag
         while received < 40 or not lost:
             try:
-                if transport.probe(timeout=15.0) is None:
+                if transport.probe(tag=tag, timeout=15.0) is None:
                     break
                 if transport.recv().source == 2:
                     received += 1
@@ -40,9 +55,11 @@ def main() -> None:
         transport.send([b"end"], 2, 3)
     elif transport.rank == 1:
         mpi, kept = transport._mpi, []
-        kept.append(transport._heads.Isend([HEADS[kind], mpi.BYTE], 0, 3))
-        if kind == "longer body":
-            kept.append(transport._bodies.Isend([bytes(1 << 20), mpi.BYTE], 0, 3))
+        tag = 0 if kind == "goodbye with words" else 3  # of MPI, one more than those of messages
+        kept.append(transport._heads.Isend([HEADS[kind], mpi.BYTE], 0, tag))
+        if kind in BODIES:
+            tag, nbytes = BODIES[kind]
+            kept.append(transport._bodies.Isend([bytes(nbytes), mpi.BYTE], 0, tag))
         time.sleep(12.0)
     else:
         for _ in range(40):

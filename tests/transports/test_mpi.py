@@ -12,7 +12,7 @@ import pytest
 from transports.ranks import PROGRAM, mpi_kind, reports, under_mpiexec
 
 from gfn_rb.codec.primitives import LazyBuffer
-from gfn_rb.errors import TransportError
+from gfn_rb.errors import CLOSED, TransportError
 from gfn_rb.transports import MPITransport
 from gfn_rb.transports.base import EAGER, EAGER_ON_SHARED_CORE, Envelope
 from gfn_rb.transports.mpi import PREAMBLE, WHOLE, cut
@@ -104,6 +104,13 @@ def test_groups_of_dead_processes_are_freed() -> None:
         ("longer body", "sent 1048576 bytes where 524288 of its message were left"),
         ("no body", "began a message of 524288 bytes and did not finish it within 6 s"),
         ("huge claim", "began a message of 536870912 bytes and did not finish it within 6 s"),
+        ("empty", "began a message with 0 bytes that are none"),
+        ("endless claim", f"began a message of {2**64 - 1} bytes and did not finish it within 6 s"),
+        ("empty body", "sent 0 bytes where 524288 of its message were left"),
+        ("half a body", "began a message of 524288 bytes and did not finish it within 6 s"),
+        ("body of another tag", "began a message of 524288 bytes and did not finish it"),
+        ("long piece", "sent 16777217 bytes where 67108864 of its message were left"),
+        ("goodbye with words", CLOSED),
     ],
 )
 def test_a_malformed_message_costs_its_sender_alone(kind: str, why: str) -> None:
