@@ -56,6 +56,7 @@ except ImportError:  # of a Python that was built without it: checkpoints need n
 FORMAT = 6
 COUNTS = "counts"
 LOG, MARK = "-wal", "-mark"  # what the other files of a journal are called behind its name
+_ROLLBACK = "-journal"  # SQLite's, until the database has its first page
 
 # In the header of the database, for files without a secret and with one.
 _APPLICATIONS = tuple(int.from_bytes(word, "big") for word in (b"gfnr", b"GFNR"))
@@ -154,9 +155,20 @@ class Database:
                 f"{self.path} is a checkpoint, or a journal of format 4 or older, expected a "
                 f"journal of format {FORMAT}: gfn_rb 0.3.0 reads older ones"
             )
+        if not any(head) and self._was_never_begun():
+            return False
         if head and head != _SQLITE:
             self.refuse(f"it begins with {head!r}")
         return bool(head)
+
+    def _was_never_begun(self) -> bool:
+        """Return whether a machine stopped while SQLite wrote the first page of a new journal.
+
+        SQLite's rollback journal undoes that page. It is gone before anything is in the mark.
+        """
+        mark = Path(f"{self._file}{MARK}")
+        is_marked = mark.exists() and mark.stat().st_size > 0
+        return Path(f"{self._file}{_ROLLBACK}").exists() and not is_marked
 
     def _connected(self) -> sqlite3.Connection:
         with self.named_errors():  # of paths that are too long for SQLite, among others

@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -285,6 +286,22 @@ def test_a_disk_that_was_full_is_used_again(path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_equal(journaled(path, "always", partial(fifo_buffer, 20))[:], rb[:])
+
+
+# A power loss while SQLite wrote the first page of a new journal.
+
+
+def test_a_first_page_that_was_not_written_is_no_damage(path):
+    """SQLite's rollback journal, synced before, says that the database had no page."""
+    path.write_bytes(bytes(4096))
+    with pytest.raises(CheckpointCorruptError, match="begins with"):
+        journaled(path)
+    head = struct.pack(">8sIIIII", bytes.fromhex("d9d505f920a163d7"), 0, 7, 0, 512, 4096)
+    path.with_name(f"{path.name}-journal").write_bytes(head.ljust(512, b"\0"))
+    rb = journaled(path)
+    rb.extend(objects([1, 2]))
+    rb.journal.close()
+    assert len(journaled(path)) == 2
 
 
 # Parts that are exchanged, and tables of a stranger.
