@@ -7,21 +7,14 @@ fail with ours. The tests need pytest-mock beside TorchRL.
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
 import sys
-import tempfile
-from collections import Counter, defaultdict
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
+from other_tests import Outcomes, compare, outcomes_of
 from torchrl.data.replay_buffers import replay_buffers as buffers
 
 import gfn_rb
-
-PARTS = ("torchrl", "gfn_rb")
-_Outcomes = dict[str, tuple[str, str]]
 
 
 class MaxValueWriter(gfn_rb.RewardPrioritizedWriter):
@@ -82,70 +75,12 @@ def swap() -> None:
                 setattr(module, name, OURS[name])
 
 
-class Record:
-    """What became of each test."""
-
-    def __init__(self) -> None:
-        self.outcomes: _Outcomes = {}
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Take down a test that was run, or failed before or after."""
-        if report.when == "call" or report.outcome != "passed":
-            crash = getattr(report.longrepr, "reprcrash", None)
-            why = crash.message if crash else str(report.longrepr or "")
-            self.outcomes[report.nodeid] = report.outcome, why
-
-
-def run(parts: str, into: str, arguments: list[str]) -> None:
-    """Run the tests in this process, with the parts of one of the two."""
-    import pytest
-
-    if parts == PARTS[1]:
+def run(ours: bool, arguments: Sequence[str]) -> Outcomes:
+    """Run the tests with the parts of one of the two."""
+    if ours:
         swap()
-    record = Record()
-    pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", *arguments], plugins=[record])
-    Path(into).write_text(json.dumps(record.outcomes))
-
-
-def table(theirs: _Outcomes, ours: _Outcomes) -> str:
-    """Return, in Markdown, how many tests pass, by class; and the reasons of our failures."""
-    count: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-    for parts, outcomes in zip(PARTS, (theirs, ours), strict=True):
-        for test, (outcome, _) in outcomes.items():
-            count[_class_of(test)][parts, outcome] += 1
-    lines = [
-        "| tests | TorchRL's parts pass | are skipped | ours pass | are skipped | ours fail |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, n in [*sorted(count.items()), ("all", sum(count.values(), Counter()))]:
-        if n["torchrl", "passed"] + n["torchrl", "failed"]:
-            cells = [n[parts, what] for parts in PARTS for what in ("passed", "skipped")]
-            cells.append(n["gfn_rb", "failed"])
-            lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for test, (outcome, why) in ours.items():
-        if outcome == "failed":
-            line = re.sub(r"0x\w+|\d+", "#", why.split("\n")[0])[:140]
-            reasons[line].append(test.split("::", 1)[1].split("[")[0])
-    lines += ["", "| failures | of | why |", "| --- | --- | --- |"]
-    for why, tests in sorted(reasons.items(), key=lambda item: -len(item[1])):
-        lines.append(f"| {len(tests)} | {', '.join(sorted(set(tests)))} | {why} |")
-    return "\n".join(lines)
-
-
-def _class_of(test: str) -> str:
-    file, *within = test.split("[")[0].split("::")
-    return "::".join([Path(file).stem, *within[:-1]])
+    return outcomes_of(arguments)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in PARTS:
-        run(sys.argv[1], sys.argv[2], sys.argv[3:])
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            found = []
-            for parts in PARTS:
-                into = f"{folder}/{parts}.json"
-                subprocess.run([sys.executable, __file__, parts, into, *sys.argv[1:]], check=True)
-                found.append(json.loads(Path(into).read_text()))
-            print(table(*found))
+    compare("torchrl", run, sys.argv[1:])

@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers.samplers import SamplerEnsemble
 from torchrl.data.replay_buffers.storages import StorageEnsemble
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.arguments import as_count
+from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.merged_sampler import rows_of
 from gfn_rb.buffers.replay_buffer import require_unlimited
 from gfn_rb.errors import ArgumentError
@@ -42,14 +42,26 @@ class StackedReplayBuffer(ReplayBufferEnsemble):
             require_unlimited(member)
         super().__init__(*members, **options)
 
+    def set_sampler(self, sampler: SamplerEnsemble) -> SamplerEnsemble:
+        """Replace the sampler of all members, and return the former one.
+
+        Args:
+            sampler: ensemble of one sampler for each member.
+
+        Raises:
+            ArgumentError: it is no ensemble, or of another number of samplers.
+        """
+        require_kind("sampler", sampler, SamplerEnsemble)
+        n, k = (len(compat.member_samplers(each)) for each in (sampler, self.sampler))
+        if n != k:
+            raise ArgumentError(f"sampler must be an ensemble of {k} samplers, got one of {n}")
+        return super().set_sampler(_stacking(sampler))
+
     def _maybe_make_sampler(self, sampler: Any) -> SamplerEnsemble:
-        made = super()._maybe_make_sampler(sampler)
-        return StackedSampler(
-            *compat.member_samplers(made),
-            p=made.p,
-            sample_from_all=made.sample_from_all,
-            num_buffer_sampled=made.num_buffer_sampled,
-        )
+        return _stacking(super()._maybe_make_sampler(sampler))
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(ReplayBufferEnsemble.__name__, type(self).__name__, 1)
 
 
 class StackedSampler(SamplerEnsemble):
@@ -86,3 +98,13 @@ class StackedSampler(SamplerEnsemble):
         if isinstance(shares, str):  # "sampleable"
             shares = torch.tensor(sizes).float()
         return torch.multinomial(shares, k, True, generator=self._rng)
+
+
+def _stacking(sampler: SamplerEnsemble) -> SamplerEnsemble:
+    """Return an ensemble of the same samplers and shares that stacks what all members give."""
+    return StackedSampler(
+        *compat.member_samplers(sampler),
+        p=sampler.p,
+        sample_from_all=sampler.sample_from_all,
+        num_buffer_sampled=sampler.num_buffer_sampled,
+    )
