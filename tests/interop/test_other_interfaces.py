@@ -354,7 +354,7 @@ def test_an_ensemble(kind, tmp_path) -> None:
     assert isinstance(rb, ReplayBuffer)
 
 
-def test_another_sampler_of_a_stacked_buffer_stacks() -> None:
+def test_another_sampler_of_a_stacked_buffer_stacks(unchecked) -> None:
     rb = StackedReplayBuffer(member(0), member(100))
     former = rb.sampler
     assert rb.set_sampler(SamplerEnsemble(RandomSampler(), RandomSampler())) is former
