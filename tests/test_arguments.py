@@ -71,7 +71,8 @@ PARTS = {
     },
     partial(GroupSampler, group="prompt", num_groups=2): {
         "group": [*UNIQUE, None], "num_groups": COUNT, "samples_per_group": SIZE,
-        "weight": [*CHOICE, "best "], "temperature": POSITIVE[:-1], "replacement": REPLACEMENT,
+        "weight": [*CHOICE, "best "], "temperature": ["a", None, 0, math.nan],
+        "replacement": REPLACEMENT,
     },
     FIFOWriter: {
         "unique": UNIQUE, "on_duplicate": CHOICE, "track_generations": FLAG,

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+pytest.importorskip("matplotlib")  # which benchmarks need, and tests do not install
+
 from benchmarks import records
 from benchmarks.published import landscapes, runs
 from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS

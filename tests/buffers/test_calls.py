@@ -41,8 +41,8 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 74),
-        ({"unique": "state"}, 92),
+        ({}, 76),
+        ({"unique": "state"}, 94),
         ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 160),
     ],
     ids=["plain", "unique", "unique and narrow"],

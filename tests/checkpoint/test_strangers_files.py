@@ -169,7 +169,7 @@ NOT_MADE = {
     "gfn_rb.envs.sequence:SequenceEnv",
     "gfn_rb.samplers.base:KeySampler", "gfn_rb.samplers.ranked:RankSampler",
     "gfn_rb.state_folder:StateInFolder", "gfn_rb.storages:EncodedStorage",
-
+    "gfn_rb.writers.cells:Cells",
 }  # fmt: skip
 # Arguments that a buffer passes to classes of TorchRL, or that environments pass on.
 MORE = {"batch_size", "transform", "storage", "writer", "sampler", "priority_key", "prefetch"}
