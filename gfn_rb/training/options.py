@@ -7,6 +7,7 @@ None, empty or "none" is off.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,14 +18,17 @@ import tyro
 
 from gfn_rb.training import rules
 
-# Losses of gfn_rb.losses, which loads torch: options are parsed without it.
-SHIPPED_LOSSES = ("tb", "vargrad", "subtb", "db", "mdb", "fm")
-
 
 def loss_names() -> list[str]:
-    """Return the names of losses: those that are shipped, and those of modules loaded so far."""
+    """Return the names of losses: those of gfn_rb.losses, and those of modules loaded so far."""
+    # Read from the sources: gfn_rb.losses loads torch, without which options are parsed, and a file
+    # that is added there is all that a loss needs.
+    sources = sorted((Path(__file__).parents[1] / "losses").glob("*.py"))
+    shipped = re.findall(
+        r'^    name = "(\w+)"', "".join(e.read_text() for e in sources), re.MULTILINE
+    )
     loaded = getattr(sys.modules.get("gfn_rb.losses.base"), "LOSSES", ())
-    return [*dict.fromkeys([*SHIPPED_LOSSES, *loaded])]
+    return [*dict.fromkeys([*shipped, *loaded])]
 
 
 LossName = Annotated[str, loss_names, tyro.conf.arg(metavar=f"{{{','.join(loss_names())}}}")]
