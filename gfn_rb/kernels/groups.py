@@ -281,8 +281,9 @@ def normalise(weight, size):
         for j in range(start, end):
             weight[j] = 0.0 if highest == -math.inf else weight[j] - highest
             total += math.exp(weight[j])
+        log_total = math.log(total) if end > start else 0.0
         for j in range(start, end):
-            weight[j] -= math.log(total)
+            weight[j] -= log_total
         start = end
 
 
