@@ -47,10 +47,10 @@ from gfn_rb.kernels.objects import (
     END,
     Objects,
     Table,
-    are_equal,
     codes_of,
     file_row,
     find_entry,
+    find_twin,
     first_slots,
     free_entry,
     take_out,
@@ -378,11 +378,7 @@ def _chosen_twins(rows, codes, key, takes_last, is_newest):
         size, shift = 2 * size, shift - 1
     entry, is_chosen = np.full(size, -1, np.int32), np.ones(n, np.bool_)
     for i in range(n):
-        at = codes[i] >> shift
-        while entry[at] != -1:
-            if codes[entry[at]] == codes[i] and are_equal(rows, entry[at], rows, i):
-                break
-            at = (at + 1) & (size - 1)
+        at = find_twin(rows, codes, i, entry, shift)
         other = entry[at]
         if other == -1:
             entry[at] = i

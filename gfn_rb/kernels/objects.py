@@ -194,6 +194,18 @@ def _members(rows, codes, table, size):
     return found
 
 
+@borrowing
+def find_twin(rows, codes, i, entry, shift):
+    """Return where the entry of a row of a batch is, or the free one, of entries of that batch."""
+    at = codes[i] >> shift
+    while entry[at] != -1:
+        other = entry[at]
+        if codes[other] == codes[i] and are_equal(rows, other, rows, i):
+            break
+        at = (at + 1) & (len(entry) - 1)
+    return at
+
+
 @compiled
 def _twins(rows, codes):
     size, n, shift = 1, len(rows), CODE_BITS
@@ -202,12 +214,7 @@ def _twins(rows, codes):
     first = np.empty(n, np.int64)
     entry = np.full(size, -1, np.int32)
     for i in range(n):
-        at = codes[i] >> shift
-        while entry[at] != -1:
-            other = entry[at]
-            if codes[other] == codes[i] and are_equal(rows, other, rows, i):
-                break
-            at = (at + 1) & (size - 1)
+        at = find_twin(rows, codes, i, entry, shift)
         if entry[at] == -1:
             entry[at] = i
         first[i] = entry[at]
