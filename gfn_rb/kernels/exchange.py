@@ -220,6 +220,9 @@ def _quantile(entries, part):
 @compiled
 def _collect(length, slots):
     """Fill the heap with the rows below a new threshold."""
+    # Afterwards the heap has every row below the threshold, or the worst row might be missed. If a
+    # pass finds more rows than fit, the threshold is lowered for the next pass. If none is below
+    # it, it is the worst row itself, and is raised to take in that one.
     held, worst, most = slots.held, slots.worst, len(slots.worst) - 1
     _set_threshold(worst, np.inf, UNKNOWN)
     if length + _N_SAMPLE > most:
@@ -373,6 +376,8 @@ def _leave_group(slot, groups, held):
 @compiled
 def _chosen_twins(rows, codes, key, takes_last, is_newest):
     """Return which row is chosen of those that are equal: the last one, or the best one."""
+    # Before each row i: of the rows before it that are equal, one is chosen, which the entry has.
+    # With the best::  rows  A 3  B 1  A 5  A 4   ->   chosen  no  yes  yes  no
     size, n, shift = 1, len(rows), CODE_BITS
     while size < 2 * n:
         size, shift = 2 * size, shift - 1
@@ -445,6 +450,12 @@ def exchange(offer, removed, slots, objects, groups, results, put):
     Returns:
         The number of rows that come in, or ``NOT_A_NUMBER`` or ``ALIASED``: nothing was changed.
     """
+    # First all that may refuse the batch (numbers, memory that overlaps), since nothing is undone.
+    # Then rows leave that leave in any case, then stored rows whose objects come again, and then
+    # rows come in one by one. Between two rows, ``held``, the tables and the heap agree about each
+    # stored row. ``free`` lists the slots below ``length`` that hold none, but for those that rows
+    # of the batch take back. ``held[s]["came"]`` names the row of the batch in slot s: one that
+    # came in and leaves again loses its slot in the results. The storage is written at the end.
     key, held, n, capacity = offer.key, slots.held, len(offer.key), len(slots.held)
     for i in range(n):
         if np.isnan(key[i]) or key[i] == offer.refused:
@@ -495,7 +506,7 @@ def exchange(offer, removed, slots, objects, groups, results, put):
         i = j if j < n else j - n
         if is_unique and i + _AHEAD < n:
             prefetch(entries + 8 * (code[i + _AHEAD] >> objects.shift))
-        if slot[i] != NO_SLOT or (own[i] >= 0) != (j < n):
+        if slot[i] != NO_SLOT or (own[i] >= 0) != (j < n):  # rejected, or of the other half
             continue
         if key[i] < floor and own[i] < 0 and n_free == 0 and not is_grouped:
             slot[i] = WORST
@@ -673,6 +684,7 @@ def _close_holes(free, length, slots, objects, groups, offer, results):
                a  -  c  -  e    length 5   ->   a  e  c    length 3
     """
     held, slot, n_moved, n_free = slots.held, results[SLOT_OF], 0, len(free)
+    # Rows from ``length - n_free`` on move, in their order, to the holes before that, in theirs.
     holes, last = np.sort(free), length - n_free - 1
     for hole in holes:
         held[hole]["came"] = _LEAVES
@@ -722,6 +734,7 @@ def _aliases(put):
 @compiled
 def _write(n_in, before, slots, offer, results, put):
     """Copy rows that move and rows that come in, count them, and announce the write."""
+    # Targets are below the new length and sources are not: no copy reads what another one wrote.
     length, n_moved = slots.state[LENGTH], slots.state[N_MOVED]
     row, target, source = results[ROW], results[TARGET], results[SOURCE]
     n_changed = n_in + n_moved

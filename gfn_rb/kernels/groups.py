@@ -148,6 +148,8 @@ def _place_of(slot, begin, size, pool):
 @compiled
 def _gather_blocks(groups):
     """Put the blocks side by side at the start of the pool, each with room for half as many."""
+    # Of a storage of N slots, this takes at most 1.5 N of the 4 N places, and the block that is
+    # widened next at most 2 N.
     block, pool, end = groups.block, groups.pool, 0
     former = pool.copy()
     for number in range(len(block)):
@@ -162,6 +164,10 @@ def _gather_blocks(groups):
 @borrowing
 def _widen(number, groups):
     """Move a block to a place with twice the room."""
+    # Its old place is lost until the blocks are next gathered: doubling makes that rare::
+    #
+    #     A B  add slot 5 to A    0 2 | 1 4 |            A has no room
+    #                             . . | 1 4 | 0 2 - - -  A begins at 4, with room for 5
     block, pool, state = groups.block, groups.pool, groups.state
     begin, size = block[number, _BEGIN], block[number, _SIZE]
     room, end = 2 * size + 1, state[_N_POOL]
@@ -191,6 +197,8 @@ def _leave(slot, groups):
 @compiled
 def _join(slot, rows, i, code, groups):
     """Put a row without a group into its group, and return the number of that."""
+    # Before and afterwards, each block is ascending: what is drawn must not depend on the order in
+    # which rows came.
     table, block, pool, state = groups.table, groups.block, groups.pool, groups.state
     number = np.int64(table.entry[find_entry(rows, i, code, table), 0])
     if number == END:
@@ -213,6 +221,8 @@ def _join(slot, rows, i, code, groups):
 
 @compiled
 def _put(slot, rows, groups, former, changed):
+    # Samplers of groups keep a group's weight at its lowest slot. So each row tells two slots that
+    # were lowest: of the group it leaves, and of the group it joins. Entry 2 i is about the former.
     code = codes_of(rows.view(np.uint64), groups.table.key)
     block, pool = groups.block, groups.pool
     for i in range(len(slot)):
@@ -304,6 +314,10 @@ def draw_weighted(log_prob, size, uniform, are_different, place):
     Returns:
         The fewest rows of positive weight of a group.
     """
+    # Within a group: mass[j] is p of row j relative to the others, or -1 once it is drawn. A draw
+    # walks along the masses that are left until they add up to a share of their sum::
+    #
+    #     mass  0.5 0.3 0.2   u 0.6 of 1.0: row 1      0.5 -1 0.2   u 0.8 of 0.7: row 2
     start, fewest, k = 0, len(log_prob), uniform.shape[1]
     mass = np.empty(size.max() if len(size) else 0)
     for g in range(len(size)):

@@ -66,6 +66,7 @@ def distances(a, b, p):
 @compiled
 def nearest(rows, pivots, p, number, radius):
     """Write the number of the nearest pivot of each row, and how far it is, into arrays."""
+    # A sum that passes the closest so far is given up (``most`` of :func:`distance`).
     for i in range(len(rows)):
         closest = math.inf
         for j in range(len(pivots)):
@@ -98,6 +99,14 @@ def choose(
         The number of rows that are kept, these rows, and the slots that are gone, as one array: a
         loop that returns several turns an interrupt into a SystemError.
     """
+    # Before each row i: the first ``n_chosen`` of ``chosen`` are rows that are kept, none near;
+    # ``gone`` marks the stored rows that one of them beats, which the first ``n_replaced`` of
+    # ``replaced`` list. Those from there to ``end`` are beaten by row i, if it is kept::
+    #
+    #     stored  1.0 (key 5)   2.0 (key 9)      cutoff 0.5, a stored row gives way to a higher key
+    #     row 0   1.4 (key 7)   near 1.0, which it beats: kept, 1.0 is gone
+    #     row 1   1.3 (key 6)   near 1.4, which is kept: not kept
+    #     row 2   0.8 (key 4)   near 1.0 alone, which is gone: kept
     n_filed = len(filed.code) // max(len(rows), 1)
     chosen, n_chosen = np.empty(len(rows), np.int64), 0
     replaced, n_replaced = np.empty(len(rows), np.int64), 0

@@ -208,6 +208,8 @@ def find_twin(rows, codes, i, entry, shift):
 
 @compiled
 def _twins(rows, codes):
+    # A table of the batch alone: entries are positions in it. It is at most half full, so that each
+    # search ends.  rows a b a c b   ->   first 0 1 0 3 1
     size, n, shift = 1, len(rows), CODE_BITS
     while size < 2 * n:
         size, shift = 2 * size, shift - 1

@@ -3,6 +3,17 @@
 Each block has the slots and keys of a run of rows. The blocks are listed in order with their lowest
 keys. A binary search finds the block of a row and its place there. A full block is split in two; a
 block that runs empty is free again. A change of many rows merges everything anew.
+
+An example of blocks of four rows: "2:a" is slot a with key 2::
+
+    place   0              1              (free)
+    at      2              0              1
+    low     2              5
+    size    3              2
+    block   2:a 2:c 3:b    5:e 7:d
+
+    insert 4:f   it is after 2:a and before 5:e: place 0, which has room
+    insert 4:g   place 0 is full: its second half goes to block 1, which is listed as place 1
 """
 
 from __future__ import annotations
@@ -188,6 +199,8 @@ def _is_ascending(slot, key, tie):
 @borrowing
 def _place(key, slot, tie, blocks, start):
     """Return the last place, from one on, whose first row is not after a row."""
+    # The place is one of ``low`` to ``low + n - 1``. Keys alone decide first, in memory that lies
+    # together; ties and slots are read only where a block begins with the same key.
     low, n = start, blocks.n_used[0] - start
     while n > 1:  # without a branch: the processor cannot guess it
         half = n // 2
@@ -208,6 +221,7 @@ def _place(key, slot, tie, blocks, start):
 @borrowing
 def _n_before(key, slot, tie, blocks, place):
     """Return how many rows of a block are before a row."""
+    # As in ``_place``: the answer is within ``low`` to ``low + n``, first by keys alone.
     block, low, n = blocks.at[place], 0, blocks.size[place]
     while n > 0:
         half = (n + 1) // 2
@@ -232,6 +246,13 @@ def _insert(ordered, start, key, tie, blocks):
         blocks.n_used[0], blocks.size[0] = 1, 0
     split, split_count = np.empty(n_blocks, np.int64), np.empty(n_blocks, np.int64)
     merged_slot, merged_key = np.empty(2 * width, np.int32), np.empty(2 * width)
+    # Before each round of the inner loop: the rows before i are in their blocks, and each block is
+    # in order. Rows i to end - 1 go to one block, at once. Those before ``first`` stay where they
+    # are; the others and the new ones are merged aside, and then fill the block up to ``left`` and
+    # the other block with the rest::
+    #
+    #     block  1 4 6 9   new  5 7     first = 2, merged  5 6 7 9, total 6, left 3
+    #     block  1 4 5     other  6 7 9
     i = start
     while i < len(ordered):
         n_used, n_split, place = blocks.n_used[0], 0, 0
@@ -300,6 +321,9 @@ def _insert(ordered, start, key, tie, blocks):
 @compiled
 def _open(blocks, split, split_count, n_split):
     """List the second halves of blocks that were split, each behind the first one."""
+    # From the end, so that each entry moves once: by as many places as there are splits before it.
+    #
+    #     places 0 1 2 3, splits of 0 and 2   ->   0 0' 1 2 2' 3
     place = blocks.n_used[0] - 1
     new = blocks.at[place + 1 : place + 1 + n_split].copy()
     blocks.n_used[0] += n_split
@@ -316,6 +340,8 @@ def _open(blocks, split, split_count, n_split):
 @compiled
 def _remove(slots, key, tie, blocks):
     """Take slots out of their blocks, a run of neighbours in one step, and free empty blocks."""
+    # Before each round: the slots before i are in no block. An empty block is unlisted only at the
+    # end: until then its old first row, which stays in memory, still separates its neighbours.
     i, is_any_empty = 0, False
     while i < len(slots):
         slot = slots[i]
@@ -328,7 +354,7 @@ def _remove(slots, key, tie, blocks):
             run += 1
         i += run
         blocks.size[place] = n - run
-        if run == n:  # its first row still tells the place of others
+        if run == n:
             is_any_empty = True
             continue
         for j in range(at, n - run):
@@ -352,6 +378,8 @@ def _remove(slots, key, tie, blocks):
 @compiled
 def _merge(ordered, is_held, key, tie, blocks):
     """Return the rows of the blocks that are still held, and others, all in ascending order."""
+    # Before each row of a block: all held and new rows before it are in ``merged``, in order. Every
+    # block is read through, which is why ``put`` does this only for many rows.
     n = blocks.size[: blocks.n_used[0]].sum()
     merged, n_merged, i = np.empty(n + len(ordered), np.int64), 0, 0
     for place in range(blocks.n_used[0]):
@@ -390,6 +418,8 @@ def _pack(ordered, key, blocks):
 
 @compiled
 def _first(m, is_passed, blocks):
+    # The first n of ``found`` are the lowest rows that are not passed over. Each candidate is
+    # written behind them, and counts unless it is passed over.
     found, n, place = np.empty(m, np.int64), 0, 0
     while n < m:
         block, j = blocks.at[place], 0
@@ -416,6 +446,7 @@ def _place_of(position, blocks):
 
 @compiled
 def _select(position, finds_ties, blocks, found, first, end):
+    # With keys 1 3 3 3 8, position 2 has a slot of key 3, and the range 1 to 4.
     for i in range(len(position)):
         place = _place_of(position[i], blocks)
         block, at = blocks.at[place], position[i] - blocks.start[place]

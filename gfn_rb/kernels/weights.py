@@ -1,8 +1,15 @@
 """A discrete distribution over rows whose log-weights change: a sum tree in the log domain.
 
 The leaves are the masses of rows relative to an origin, exp(log-weight - origin). Each node is the
-sum of 16 children, always computed from all of them. The masses are therefore a pure function of
+sum of 8 children, always computed from all of them. The masses are therefore a pure function of
 the log-weights, and a restored tree draws what the original would have drawn.
+
+An example of 11 rows, whose masses lie level after level in one array, each level filled up with
+zeros to a multiple of 8::
+
+    place    0 1 2 3 4 5 6 7   8 9 10 ...     16 17 ...    24
+    mass     1 0 2 1 0 0 3 1   4 0 2          8  6         14
+             leaves of node 16  of node 17     inner nodes  root: the total
 """
 
 from __future__ import annotations
@@ -253,6 +260,9 @@ def _weigh(row, log_weight, mass, lowest, start, origin):  # type: ignore[no-unt
 @compiled
 def _add_up(row, log_weight, mass, lowest, start):  # type: ignore[no-untyped-def]
     """Compute the sums and minima that contain rows, level by level, each node once."""
+    # Before each level: the first ``n_nodes`` of ``node`` are the nodes below it that changed. Each
+    # parent is marked as stale when it is first met, so that none is summed up twice, and computed
+    # from all its children: a sum that is corrected by differences would drift.
     node, n_nodes, leaves = row.copy(), len(row), start[1]
     for level in range(len(start) - 1):
         below, here = start[level], start[level + 1]
@@ -282,6 +292,11 @@ def _find(uniform, node, mass, start):  # type: ignore[no-untyped-def]
     All draws go down one level before any goes further, in a loop without branches. The processor
     then reads the nodes of many draws at once.
     """
+    # Before each level: place[i] lies within the mass of node[i]. An example with a place of 9.5 in
+    # the tree at the top of this file::
+    #
+    #     root 14        9.5   passes node 16 (8): child 17, place 1.5
+    #     node 17 of 6   1.5   is below row 8 (4): row 8
     n, place = len(uniform), uniform * mass[-1]
     for i in range(n):
         node[i] = 0
@@ -389,6 +404,9 @@ def merged_draws(  # type: ignore[no-untyped-def]
     Returns:
         The number of draws.
     """
+    # Before each draw: all rows of part j before ``at[j]`` are drawn, none of those behind is. A
+    # score is minus the log of a first arrival, so a part whose rows arrive at ``share`` of the
+    # whole rate is moved by the log of that share; the largest of the heads comes next.
     end, n = size.cumsum(), len(part)
     at, n_drawn = end - size, min(n, len(row))
     for i in range(n_drawn):

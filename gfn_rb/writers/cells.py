@@ -114,6 +114,8 @@ class GridCells(Cells):
 
     def _numbers(self, at: Float64[Tensor, "n d"]) -> Int64[Tensor, "n"]:
         low, high, shape = (each.to(at.device) for each in (self._low, self._high, self._shape))
+        # Both ends are held to the grid: the highest number itself belongs to the last cell. Cells
+        # are numbered row by row, as digits of a number whose bases are the sizes of the grid.
         at = (shape * (at - low) / (high - low)).clamp(min=0).minimum(shape - 1).long()
         number = torch.zeros_like(at[:, 0])
         for dim, size in enumerate(self._shape.tolist()):
@@ -150,6 +152,8 @@ class CentroidCells(Cells):
 
     def _numbers(self, at: Float64[Tensor, "n d"]) -> Int64[Tensor, "n"]:
         points, exact = self._points.to(at.device), "donot_use_mm_for_euclid_dist"
+        # Exact distances: by way of a matrix product, near centroids could change places. In parts,
+        # for the distances of a large batch to many centroids would not fit into memory.
         parts = at.split(max(_CHUNK // len(points), 1))
         return torch.cat(
             [torch.cdist(each, points, compute_mode=exact).argmin(1) for each in parts]

@@ -171,6 +171,9 @@ class DiversityWriter(RewardPrioritizedWriter):
             exchange.check(key)
             near.version = None
             self._carry_out(None, exchange.remove(storage, removed))
+        # The order is: what is refused raises before anything changes (``check``); keys of others
+        # are read (``sync``); rows without a chance against the worst stored one are left aside;
+        # then rows are compared, from the best down; at last one exchange writes what is left.
         is_full = compat.length_of(storage) == storage.max_size
         if self.when == "full" and not is_full:
             near.forget()
@@ -189,7 +192,8 @@ class DiversityWriter(RewardPrioritizedWriter):
         features = columns[-1] if columns else near.read(data)
         near.sync(storage, features, exchange.version)
         kept, beaten, prepared = self._far_apart(features, value, contenders)
-        # Fewer rows come in than go out: there is room for the hopeless after all.
+        # Fewer rows come in than go out: there is room for the others after all. They are compared
+        # together with the rest, since one of them may be near a row that was just kept.
         if len(contenders) < len(row) and len(kept) < len(beaten):
             contenders = row
             kept, beaten, prepared = self._far_apart(features, value, row)
@@ -222,6 +226,7 @@ class DiversityWriter(RewardPrioritizedWriter):
             beats = NEVER
         elif self.tie == "newest":
             beats = NOT_LOWER
+        # The index keeps the first of near rows, so that it gets them from the best one down.
         down = row[::-1].copy()
         prepared = index.prepare(features.index_select(0, torch.from_numpy(down)))
         kept, removed = index.choose(prepared, value[down], self._exchange.keys, beats)

@@ -166,6 +166,9 @@ class RowExchange:
             width: how many integers identify an object and a group, 0 for those that are not
                 compared. None where no rows are offered.
         """
+        # The version is read before the rows. Code that writes meanwhile leaves a newer one, so
+        # that the next call reads again; read afterwards, it would pass old keys for the present
+        # ones.
         version = self.column.version(storage) if is_laid_out(storage) else None
         known = self._known
         if known is not None and version == self.version and width in (None, self._width):
@@ -187,7 +190,7 @@ class RowExchange:
                     f"{stored} as before"
                 )
             tables[i] = Objects(storage.max_size, stored)
-        self.version = None
+        self.version = None  # an interrupt from here on must not leave a version without its rows
         known = KnownRows(empty_slots(storage.max_size), *tables)
         objects, groups = known.objects.table, known.groups.table
         hold(key, self._known_ages(storage, n), *rows, known.slots, objects, groups)
@@ -199,6 +202,9 @@ class RowExchange:
 
     def _known_ages(self, storage: Storage, stored: int) -> Int64[np.ndarray, "n"]:
         """Return the age of each stored row; those of others are older than all that came here."""
+        # Among themselves, rows of others count in the order of their slots: with tie="newest"
+        # their ages are -2^62 + slot, so that the lowest slot leaves first and all leave before any
+        # other.
         age: np.ndarray = self.ages(storage).numpy()[:stored]
         unknown = (age == UNKNOWN).nonzero()[0]
         if len(unknown):
@@ -235,6 +241,7 @@ class RowExchange:
         """
         objects = groups = _NO_ROWS
         if self.objects is not None:
+            # A callable of the user's may raise here: nothing has been changed yet.
             objects, *columns = columns or [self.objects(data)]
             objects = on_host(objects)[0].contiguous()
         if self.groups is not None:
@@ -277,9 +284,12 @@ class RowExchange:
         pending = PendingExchange(storage, known.slots, results.numpy(), n, len(put) > 0)
         if not len(put):
             self.version = None  # until the rows are written
+        # Before the call, since none of these lines is executed if an interrupt follows it: the
+        # next use of the storage finds ``pending``, which tells by the number of calls what
+        # happened.
         begin(pending)
         n_in = known.exchange(*offer, put)
-        if n_in == ALIASED:
+        if n_in == ALIASED:  # rows of this storage: PyTorch copies them before it writes
             self.version, pending.is_written = None, False
             n_in = known.exchange(*offer, _NO_SLOTS)
         if n_in == NOT_A_NUMBER:
@@ -341,6 +351,7 @@ class RowExchange:
 
     def roll_back(self, counters: list[int], storage: Storage) -> None:
         """Return to counters, and read the keys anew."""
+        # The rows themselves were put back before, by the lock that calls this.
         self._counters.numpy()[: len(counters)] = counters
         self.ages(storage)[len(storage) :] = UNKNOWN
         self._forget()  # it may have been left in the middle of a change
@@ -414,6 +425,8 @@ class PendingExchange(PendingWrite):
 
     def changed(self) -> Int64[Tensor, "k"] | None:
         """Return the slots that hold other rows, if the exchange took place and is written."""
+        # The compiled loop counts its calls at its end. An interrupt before the call leaves the
+        # number as it was, and one after it does not: there is no state in between.
         if not self.is_written or int(self._slots.state[N_CALLS]) == self._n_calls:
             return None
         return torch.from_numpy(self.moves().changed)
@@ -456,6 +469,7 @@ class _Memory:
         self._came = []
         for name, leaf, width, nbytes, none in self._leaves:
             value: Any = none if rows is None else rows.get(name)
+            # A wrong address would corrupt memory, so that everything doubtful goes by PyTorch.
             if type(value) is not Tensor or not value.is_cpu or value.dtype != leaf.dtype:
                 return _NO_SLOTS
             if not value.is_contiguous() or value.is_neg() or value.is_conj():

@@ -226,9 +226,12 @@ class SyncedIndex:
                 f"features must stay alike: got {rows.dtype} of width {rows.shape[1]}, expected "
                 f"{like.dtype} of width {like.shape[1]} as before"
             )
+        # Without a version, the storage is not laid out and has nothing to compare with.
         is_old = version is not None and version != self.version
         if index is None or not fits or is_old:
             index, self._like = self._make(storage.max_size, rows), rows[:0].clone()
+            # A new index, since an exception while the old one is filled would leave it between
+            # two.
             if is_old and len(storage):
                 held = self.read_stored(storage)
                 index.put(np.arange(len(held)), index.prepare(held))
@@ -248,6 +251,8 @@ class SyncedIndex:
 
     def follow(self, move: Any, prepared: Any, version: Version | None) -> None:
         """Follow rows that were written, if any, and moved in a storage that it matched before."""
+        # In the order of the exchange: rows that came in may have taken slots of rows that left,
+        # and rows move only from the end, to slots that none of them took.
         index = self.index
         if prepared is not None:
             index.put(move.target, prepared)

@@ -154,6 +154,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             raise ShapeError(f"data must have batch size [n], one entry per item, got {came}")
         if not (n := data.shape[0]):
             return torch.empty(0, dtype=torch.int64)
+        # The cursor is read under the lock, or two threads would write to the same slots.
         with one_thread(storage), whole_write(storage, self):
             self._line_up()
             data = self._layout.check(data, storage)
@@ -174,7 +175,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if data.device is not None:
             on_device = slot.to(data.device, non_blocking=data.device.type != "cpu")
         if compat.entry_of(compat.all_slots(storage), INDEX) is None:  # others laid it out
-
+            # The base class counts on from where it is: counters go back first, or a second run
+            # would write behind the rows of the first.
             def commit() -> None:
                 self._cursor, self._write_count = start, written
                 super(FIFOWriter, self).extend(self._on_storage_device(data))
@@ -183,6 +185,9 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
             data.set(INDEX, on_device if data.ndim == 1 else expand_right(on_device, data.shape))
             copies = [*compat.raised_generations(storage, slot), *copies_from(storage, start, data)]
 
+            # Rows first, then the length that shows them to others, then the counters. All come
+            # from the numbers above, none from the present ones, so that a second run writes the
+            # same.
             def commit() -> None:
                 put_rows(copies)
                 finish_write(storage, min(start + n, size), (start + n - 1) % size)
@@ -248,10 +253,15 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
                 return NO_MOVES
             compat.drop_prefetched(storage)
             oldest = self._cursor if n == storage.max_size else 0
+            # Rows are laid out from slot 0 on, the oldest first, so that the cursor can go on
+            # behind the last: of a full storage whose oldest row is in slot 2, without slot 0::
+            #
+            #     slot 0 1 2 3      before c d a b     after a b d -     cursor 3
             order = (torch.arange(n) + oldest) % n
             source = order[~torch.isin(order, index)]
             hole = torch.arange(left := len(source))
             hole, source = hole[source != hole], source[source != hole]
+            # Slots that fall empty are recorded here, and ``write_whole`` records those written to.
             moves = Moves(_NONE, _NONE, _NONE, source.numpy(), hole.numpy(), n, left, [])
             record_slots(storage, torch.arange(left, n))
             copies = [*moved_rows(storage, moves.source, moves.hole)]
@@ -380,6 +390,7 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
         stays = np.ones(n_stored, np.bool_)
         stays[removed] = False
         # A group is as recent as its newest row. Those of the batch stay, or they would be cut.
+        # Others leave in turn until the batch fits, which may give up more slots than it needs.
         size = np.bincount(of_held[stays], minlength=len(number))
         size[of_came] = 0
         order = self._in_turn(of_held, len(number))

@@ -238,6 +238,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             ArgumentError: an item identifies no object although ``unique`` is set, or a key is an
                 integer beyond 2^53.
         """
+        # Before the lock, which others need not wait for while a batch on a device is fetched.
         data, key, columns = self.checked(data)
         if not key.shape[0]:
             return torch.empty(0, dtype=torch.int64)
@@ -342,10 +343,15 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             check_stored(index, len(storage))
             if not len(index):
                 return
+            # First what is known is brought up to date: keys that other code changed would else be
+            # taken for unchanged ones by the new version that ends this call.
             self._exchange.sync(storage)
             slot = index.unique() if len(index) > 1 else index
             write_whole(storage, slot, partial(column.write, storage, index, key))
+            # Read back: of a slot given twice one key has won, and the storage may round it.
             value = self._exchange.signed(column.values(storage)[slot])
+            # Keys that also identify objects or groups change these: all is read anew at the next
+            # call, for which the version is left as it is.
             is_compared = any(each.reads(unravel_key(self.key)) for each in self._compared())
             if not is_compared:
                 self._exchange.relabel(storage, slot.numpy(), on_host(value)[0])
@@ -407,6 +413,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """Write what an exchange has decided, if it has not, and tell samplers of it."""
         moves, storage = pending.moves(), self._storage
         if not pending.is_written:
+            # First the slots are recorded, for a lock or journal that restores them; then the write
+            # is made ready, which may run out of memory; only then can it be carried out again.
             record_slots(storage, written := moves.overwritten)
             pending.commit = self._commit(data, moves, written)
         elif len(moves.row) or moves.length != moves.before:
@@ -421,6 +429,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self, data: Rows | None, moves: Moves, written: Int64[Tensor, "k"]
     ) -> Callable[[], None]:
         """Return what writes the rows of an exchange. It may be run again after an exception."""
+        # All rows are read now, before any is written, or a second run would read what the first
+        # one wrote. What ``commit`` writes are values, not differences, for the same reason.
         storage, exchange = self._storage, self._exchange
         copies = [*moved_rows(storage, moves.source, moves.hole)]
         if data is not None and len(moves.row):

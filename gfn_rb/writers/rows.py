@@ -167,6 +167,7 @@ def copies_to(
     for name, value in tensors_of(data).items():
         if value.device not in chosen_on:
             chosen_on[value.device] = chosen.to(value.device, non_blocking=True)
+        # A copy, also where all rows are chosen: the batch may be rows of this storage.
         parts.append(value.index_select(0, chosen_on[value.device]))
         leaves.append(leaf := compat.entry_of(stored, name))
         if leaf.device not in target_on:
@@ -201,6 +202,7 @@ def moved_rows(storage: Storage, source: np.ndarray, hole: np.ndarray) -> Iterat
     """Yield what writes stored rows into other slots."""
     if not len(source):
         return
+    # Copies are made at once, before any write: a hole may be the source of another row.
     at, to = torch.from_numpy(source), torch.from_numpy(hole)
     for leaf in tensors_of(compat.all_slots(storage)).values():
         here, there = (each.to(leaf.device, non_blocking=True) for each in (at, to))
@@ -221,6 +223,7 @@ def finish_write(storage: Storage, length: int, cursor: int | None = None) -> No
 
     ``cursor`` is the slot that was written last, if rows were written in turn.
     """
+    # The length comes last: a thread that reads without the lock sees rows once they are written.
     if cursor is not None:
         compat.set_last_cursor(storage, cursor)
     compat.bump_mutation_revision(storage)
@@ -276,10 +279,13 @@ class RowLayout:
                 _check_dtypes(rows, storage)
             return rows
         stored = compat.all_slots(storage) if is_laid_out(storage) else None
+        # Names and shapes are read once for each TensorDict of columns: a storage that is loaded
+        # has another one.
         if self._stored is not stored or not self._entries:
             self._stored = stored
             self._entries = {} if stored is None else _entries(stored)[0]
             self._entries.pop(INDEX, None)
+        # The usual batch is looked at once, and returned as it came.
         plain = compat.plain_entries(data)
         if plain is not None and _fit(plain, self._entries):
             return data
