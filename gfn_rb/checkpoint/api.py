@@ -100,7 +100,7 @@ def load_checkpoint(
         SecretError: the file was made with another secret or none, or was changed.
     """
     file = buffer_file(resolved(path), secret)
-    extra = _values_of(file, _CPU)
+    extra = _values_of(file, _CPU)  # before the buffer changes: they may not decode
     restore_from(file, rb)
     return extra
 
@@ -237,6 +237,7 @@ def _write(
     path: str | PathLike[str], values: dict[str, Any], name: str, secret: Secret | None
 ) -> None:
     """Write a file of values, of which errors call the last one ``name``."""
+    # Links are resolved first: renaming would replace the link rather than the file it leads to.
     if is_database(target := resolved(path)):
         raise CheckpointError(f"path must not be a journal, which has rows of its own, got {path}")
     with published(target) as stream:

@@ -65,12 +65,15 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             os.replace(temporary, path)  # while locked: nobody may take it for an abandoned one
         sync_folder(path.parent)  # without it, a crash could undo the renaming
     except BaseException:
+        # After the renaming this finds nothing: the new file is whole, and stays.
         temporary.unlink(missing_ok=True)
         raise
 
 
 def link(source: Path, target: Path) -> None:
     """Replace ``target`` by a hard link to a file, or by a copy where links are not possible."""
+    # A link cannot replace a name in one step, and a renaming can: the link gets a name of its own
+    # first, so that a kill leaves the old target or the new one.
     temporary = _temporary_name(target)
     try:
         os.link(source, temporary)

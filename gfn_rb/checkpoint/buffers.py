@@ -94,9 +94,11 @@ def _restore_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
                 lay_out(storage, rows[0])
         except Exception as error:
             raise CheckpointError(f"the storage cannot be allocated: {one_line(error)}") from error
+        # Into the columns that are there: other processes and memory maps have them open.
         targets = _columns(compat.all_slots(storage))
         for name, column in _columns(rows).items():
             compat.as_plain(targets[name])[: len(column)].copy_(column)
+    # After the rows, so that samplers and writers that see the new revision read the new rows.
     compat.set_length(storage, state["length"])
     compat.set_last_cursor(storage, state["cursor"])
     compat.bump_mutation_revision(storage)
@@ -148,6 +150,8 @@ def restore(rb: ReplayBuffer, load: Callable[[torch.device], Any], rows: Any) ->
         if not isinstance(each, list):
             raise CheckpointCorruptError(f"the {what} of the buffers is a {type(each).__name__}")
         expect("number of buffers", len(each), len(rbs))
+    # All buffers are checked before the first is changed. Loading may still fail: until the last is
+    # restored, ``replacing`` keeps copies of what there was, and puts them back.
     saved = [*zip(rbs, states, rows, strict=True)]
     for step, block in ((_check, held(rbs)), (_restore, replacing(rb))):
         with block:
@@ -177,6 +181,7 @@ def _require_known(rb: Any) -> None:
             f"rb must be a TorchRL ReplayBuffer, got {type(rb).__qualname__}{hint}"
         )
     for each in with_members(rb):
+        # A class with a state of its own would lose it without a word.
         state_dict, known = map(inspect.unwrap, (type(each).state_dict, ReplayBuffer.state_dict))
         if state_dict is not known:  # unwrapped, as a Ray actor wraps every method of its class
             raise CheckpointError(
@@ -239,6 +244,7 @@ def _check(rb: ReplayBuffer, state: State, rows: Any) -> None:
 def _check_queue(rb: ReplayBuffer, queue: tuple[Any, ...]) -> None:
     """Raise unless prefetched batches are such as the buffer draws."""
     kinds = () if isinstance(rb, TensorDictReplayBuffer) else (torch.Tensor, dict, tuple)
+    # They are handed to the user as they came, so that a file must not hold anything else.
     for batch in queue:
         is_pair = isinstance(batch, tuple) and len(batch) == 2
         if not (is_pair and (isinstance(batch[1], dict) or is_tensor_collection(batch[1]))):

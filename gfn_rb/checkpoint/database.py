@@ -255,6 +255,8 @@ class Database:
 
     def values(self) -> Values | None:
         """Return the checked values by name, None if nothing was ever synced."""
+        # The number in the mark is read before its checksum is compared (``check_mark``): whatever
+        # is there but zeros says that this journal had a transaction once.
         with self._reading():
             held: list[tuple[str, bytes]] = []
             if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -360,6 +362,8 @@ class Database:
         """
         self.name, self.number = name, 0
         with self.named_errors():
+            # The mark is on disk before the tables are made: a database without its mark is
+            # refused, and a mark without a database is a journal that was never begun.
             os.pwrite(self._mark.fileno(), self._sealed_mark(self.number), 0)
             os.fsync(self._mark.fileno())
             with self._connection as connection:
@@ -387,6 +391,11 @@ class Database:
         self._require_files()
         if not self._is_known:
             self.checked()
+        # The total is an exclusive-or, in which a sum cancels itself: those of deleted and replaced
+        # rows are taken out, and those of fresh rows put in, without a look at the other rows::
+        #
+        #     slots 0 1 2 with sums a b c, total a^b^c; write slot 1 with sum d, delete from slot 2
+        #     total ^ (c) ^ (b) ^ (d) = a^d
         sums, at = self.sums(slots, contents), np.array(slots, np.int64)
         fresh = np.frombuffer(b"".join(sums), np.uint64)
         known, xor = self._sums[: self.n_slots], np.bitwise_xor.reduce
@@ -452,6 +461,8 @@ class Database:
     def close(self) -> None:
         """Release the files."""
         if not self._mark.closed:
-            self._connection.close()  # first, while nobody else may open the database
+            # First the connection, which folds the log into the database, then the lock: with the
+            # lock gone, another process may open the database while that goes on.
+            self._connection.close()
             unlock(self._mark)
             self._mark.close()

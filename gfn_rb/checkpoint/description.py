@@ -51,6 +51,9 @@ def buffer_of(states: Sequence[Any], env: Environment | None, trust: bool) -> Re
     """
     made: list[ReplayBuffer] = []
     try:
+        # A list of members followed by their ensemble, as ``with_members`` returns it::
+        #
+        #     states  a  b  (ab, 2 members)     made  [a]  [a b]  [ab]
         for state in states:
             split = len(made) - state["members"]  # which come before it
             members = made[split:]

@@ -121,6 +121,7 @@ class Journal:
         except BaseException:
             self._give_up()
             raise
+        # Only now may writers find the journal: what was restored must not be recorded as a change.
         self._known, self._revision = self._counters(), compat.mutation_revision(rb.storage)
         keep_journal(rb, self)
         rb.journal, rb.empty = self, self._empty
@@ -129,6 +130,8 @@ class Journal:
         atexit.register(_close, weakref.ref(self))
 
     def _begin(self) -> None:
+        # The mark of the new journal is on disk before its first transaction, and is brought up to
+        # that one at the end: at every instant in between, no synced transaction is missing.
         self._database.begin(secrets.token_hex(8))
         with snapshot_of(self._rb) as (states, _):
             self.record(used_slots(self._rb))
@@ -208,6 +211,8 @@ class Journal:
         try:
             yield
         finally:
+            # The file has all changes since the earlier state, as rows by slot: they are put over
+            # what the block has restored, whatever that was.
             try:
                 restored(self._database, lambda _: (self._rb, self._parts))
             except BaseException:  # the file is valid, and must not continue with this buffer
@@ -222,6 +227,8 @@ class Journal:
 
     def __enter__(self) -> None:
         """Begin a block that may change the buffer."""
+        # A revision that has moved since the last block was moved past the writer. It has to be
+        # noticed before this block moves it too.
         if not (self._is_closed or self._is_paused):
             self._record_writes_in_place()
             self._has_recorded = False
@@ -232,6 +239,7 @@ class Journal:
             return
         if not (self._has_recorded or self._is_closed):
             self._record_writes_in_place()
+        # From here on, what this block did to the revision is known, whether it is written or not.
         self._revision = compat.mutation_revision(self._rb.storage)
         if self._is_due():
             self._write({}, sync=self._sync != "never")
@@ -239,7 +247,8 @@ class Journal:
     def record(self, slot: Tensor) -> None:
         """Record that rows, or the values of writer and sampler for them, are about to change."""
         if not self._is_paused:
-            self._require_open()  # before anything changes
+            # This raises before anything changes: a closed journal would let rows get lost.
+            self._require_open()
             self._has_recorded = True
             self._pending.append(slot.reshape(-1).to("cpu", torch.int64, copy=True))
 
@@ -289,6 +298,8 @@ class Journal:
     def _write(self, values: dict[str, bytes], sync: bool) -> None:
         """Write all changes in one transaction."""
         self._require_open()
+        # The slots are written as they are now, not as they were when they were recorded. A slot
+        # that changed twice is written once, and each transaction holds one state of the buffer.
         rb, n = self._rb, len(self._pending)
         slot = torch.cat([_NO_SLOT, *self._pending])  # also what an earlier call could not write
         slot = slot[(slot >= 0) & (slot < rb.storage.max_size)].unique()

@@ -63,6 +63,7 @@ def recover(
     if not source.exists() or source == new:
         raise CheckpointError(f"path must name an existing journal other than target, got {path}")
     try:
+        # All is written beside the target and on its disk, so that renaming is one step.
         with TemporaryDirectory(dir=new.parent) as folder:
             fresh = Path(folder, "new")
             with _copied(source, secret, new.parent, may_lack_mark=True) as database:
@@ -89,6 +90,9 @@ def _copied(
     source: Path, secret: Secret | None, folder: Path | None = None, may_lack_mark: bool = False
 ) -> Iterator[Database]:
     """Yield a copy of a journal that no process uses: SQLite writes to what it opens."""
+    # A lock that can be taken says that no process has the journal open. It is let go again at
+    # once: a process that opens the journal during the copy is not refused, and a copy of
+    # several moments is found by its checksums.
     mark = Path(f"{source}{MARK}")
     if mark.exists():
         with opened(mark) as stream:
@@ -120,6 +124,9 @@ def _rewrite(database: Database, fresh: Path) -> dict[str, Any]:
         slots, contents = database.rows(counts["total"])
     except (CheckpointCorruptError, SecretError) as error:
         damage = damage or str(error)
+        # Slots of damaged rows are filled from the end, in order::
+        #
+        #     rows  a  -  c  -  e     n = 3    ->    rows  a  e  c
         rows = [database.sound_row(i) for i in range(counts["length"])]
         n = len(rows) - rows.count(None)
         left_out, counts["length"] = len(rows) - n, n
@@ -127,6 +134,8 @@ def _rewrite(database: Database, fresh: Path) -> dict[str, Any]:
         slots = [*range(n)]
         contents = [next(moved) if content is None else content for content in rows[:n]]
     with closing(Database(fresh, database.secret)) as other:
+        # With name and number of the old journal: a checkpoint that refers to a transaction of it
+        # (``Journal.continues``) finds that transaction in the new one.
         other.begin(database.name)
         other.number = database.number - 1
         n_slots = max(slots, default=-1) + 1
@@ -183,6 +192,7 @@ def open_buffer(
         if rb is None:
             raise CheckpointMismatchError(f"{found} holds no buffer: it has no transaction")
         return rb
+    # The file is verified as a whole before any of its names is looked up and imported.
     file = buffer_file(found, secret)
     states = file.value(BUFFERS)
     try:

@@ -106,6 +106,10 @@ def restore_slots(
 
     All is compared with the buffer before rows change. What makes no sense raises any error.
     """
+    # In this order: all that may be refused is compared; the states of the last checkpoint are
+    # loaded together with the rows of the journal; then the values beside the rows and the buffers
+    # of transforms replace those of the checkpoint, which are older; last, parts take their
+    # counters and work out anew what follows from all of these.
     storage, n, layout, own = rb.storage, counts["length"], counts["columns"], counts["beside"]
     expect("values kept beside rows", own, [_entry(each) for each in _beside(rb, parts)])
     is_flat, came = isinstance(storage, EncodedStorage), any(length for *_, length in layout)
@@ -181,6 +185,7 @@ def _bytes_of(columns: list[Tensor], slot: Int64[Tensor, "m"]) -> list[bytes]:
 def _cut(values: Tensor, lengths: Tensor) -> list[bytes]:
     """Return the bytes of rows whose elements follow one another."""
     content = bytes(plain_bytes(values))
+    # Lengths 2 0 3 of elements of 4 bytes end at bytes 8, 8 and 20.
     ends = (lengths.cumsum(0) * _nbytes(*_entry(values))).tolist()
     return [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

@@ -57,6 +57,7 @@ def export_table(
 
 def write_table(path: str | PathLike[str], table: Mapping[str, list[Any]]) -> None:
     """Write a table as :func:`export_table` does."""
+    # What may be missing is looked for before a file is made.
     path = _checked(path)
     modules = _pyarrow("export to") if path.suffix == ".parquet" else None
     with published(path) as stream:

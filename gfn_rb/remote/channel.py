@@ -79,7 +79,9 @@ class FrameChannel:
         scores: TensorDictBase | None = None,
     ) -> SendHandle:
         """Send a frame without waiting; items must not change until it has left."""
-        unsent = self._unsent(dest, tag)  # which lets MPI move them
+        # Frames that have left are released, and MPI moves the others on: it does so in calls
+        # alone.
+        unsent = self._unsent(dest, tag)
         if rows is not None and dest in self._have_form and self._compact is not None:
             with suppress(GfnRbError):  # rows of another kind than the form's are sent whole
                 rows, meta = self._compact.packed(rows), {**(meta or {}), "compact": True}
@@ -118,6 +120,7 @@ class FrameChannel:
         if self._compact is None:
             raise WireError("rows came compact, expected whole ones: this rank has no form of them")
         try:
+            # A few bytes of actions may stand for many of states: the size is computed first.
             self._compact.check_size(rows, self.transport.max_nbytes)
             return self._compact.forward(rows)
         except Exception as error:  # an environment may raise anything for foreign numbers
@@ -130,6 +133,7 @@ class FrameChannel:
 
     def _unsent(self, dest: int, tag: int) -> deque[SendHandle]:
         """Release frames that have left; return those still being sent, without counting them."""
+        # From the oldest on: a transport delivers messages of one tag in their order.
         handles = self._in_flight[dest, tag]
         try:
             while handles and handles[0].done():

@@ -294,6 +294,8 @@ class ManagerClient(NamesGoneOptions):
 
     def _readmit(self) -> None:
         """Greet the processes that have taken the place of lost managers."""
+        # In this order: the account of the old process is closed, the transport connects to the new
+        # one, and the greeting is the first that it receives.
         transport = self._channel.transport
         for rank in transport.returned & self.membership.keys():
             self._lose(rank, str(transport.loss_of(rank)))
@@ -344,6 +346,7 @@ class ManagerClient(NamesGoneOptions):
         except RemoteError as error:
             log.warning("%s: manager %d stays lost: %s", self._name, rank, error.reason)
             return
+        # Present first: a send that finds it lost again has to count it as lost again.
         self.membership.seen(rank)
         log.warning("%s: manager %d is back", self._name, rank)
         for rows in (*self._unanswered.pop(rank, ()), *self._held()):
@@ -375,6 +378,8 @@ class ManagerClient(NamesGoneOptions):
         # messages between two ranks, and a manager replies to each before it takes the next.
         if next(iter(self.sent)) != number:
             self._give_up([each for each in self.unanswered_by(rank) if each < number])
+        # An answer counts as a whole. If it makes no sense, all its rows are lost, whatever it
+        # says.
         error = remote_error(rank, meta["error"]) if "error" in meta else None
         try:
             outcomes, scores = outcomes_in(meta, share.n), scores_in(meta, message.scores, share.n)

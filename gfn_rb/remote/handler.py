@@ -205,6 +205,8 @@ class MessageHandler:
         self._handlers[frame.kind](frame)
 
     def _hello(self, frame: ReceivedFrame) -> None:
+        # What would make two sides misunderstand each other is compared before the worker is
+        # subscribed or answered: protocol first, since it decides what the rest means.
         version, terms = frame.meta.get("protocol"), frame.meta.get("subscription")
         if version != PROTOCOL:
             self._lose(frame.source, "it speaks another version", "refused")
@@ -241,6 +243,7 @@ class MessageHandler:
         """Store the rows of all frames that wait, by one call, and reply to each frame."""
         if not self._queue:
             return
+        # The queue is emptied first: an interrupt in the middle must not store its rows twice.
         frames, self._queue = self._queue, []
         self._watch.switch("store")
         batches = [(frame.source, frame.rows) for frame in frames if frame.rows is not None]
@@ -283,6 +286,8 @@ class MessageHandler:
                 fed = subscribers[source].next(quota)
         except Exception as unfed:  # rows that are stored are answered for all the same
             outcome, error = "cannot answer", unfed
+        # Counted before the reply, which may find that the worker is lost: the rows came all the
+        # same.
         sender, n = self._senders[source], sum(outcomes.values())
         sender.fed += 0 if fed is None else len(fed)
         sender.count(batches=1, items=n, errors=int(error is not None), **outcomes)
@@ -292,6 +297,7 @@ class MessageHandler:
         self._reply(frame, Kind.SCORES, answer, fed, per_row)
 
     def _goodbye(self, frame: ReceivedFrame) -> None:
+        # It has left even if the answer cannot be sent: its process may end without reading it.
         self._workers.leave(frame.source, "gone")
         self._reply(frame, Kind.GOODBYE, asdict(self._senders[frame.source]))
 

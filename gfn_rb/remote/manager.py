@@ -300,6 +300,7 @@ class ReplayBufferManager(MessageHandler):
         if self._checkpoint is None:
             raise CheckpointError("the manager has no file to save to: pass checkpoint=")
         journal: Journal | None = getattr(self.buffer, "journal", None)
+        # The state and the rows are of one moment: no message is handled in between.
         self._batches_saved = self.batches  # what fails now is not tried again at each step
         state = {
             "feeder": None if self._index is None else self._index.state_dict(),

@@ -90,6 +90,7 @@ class MetricsServer:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         families: dict[str, Any] = {}
+        # One family for each name, as the text format demands: its lines follow one another.
         for each in self._metrics():
             name = f"gfn_rb_{each.name}"
             if name not in families:

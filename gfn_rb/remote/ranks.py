@@ -42,6 +42,10 @@ def shares(
     columns = state_columns(rows) if len(ranks) > 1 else None
     if columns is None:
         return [(chosen[turn % len(chosen)], None)] if chosen else []
+    # The bytes of the columns decide, the same for all ranks. A row counts by its object alone, so
+    # that a better trajectory to it goes to the same manager::
+    #
+    #     managers 3 and 7    hash of the object even: 3    odd: 7
     contents = columns.cpu().contiguous().numpy()
     number = np.fromiter(map(xxh3_64_intdigest, contents), np.uint64, len(contents))
     owner = np.asarray(ranks)[number % np.uint64(len(ranks))]

@@ -310,7 +310,7 @@ class ReplayBufferWorker(ManagerClient):
         limit = Deadline(timeout, self._shutdown)
         try:
             self.drain(limit.remaining)
-        finally:
+        finally:  # also after an error of the last batches, or the managers would wait for more
             self._leave(limit)
             self._connected = False
             self._release()
@@ -331,6 +331,7 @@ class ReplayBufferWorker(ManagerClient):
 
     def _send_pending(self, ready: Collection[int]) -> bool:
         """Send pending rows, filtered; return whether any were sent."""
+        # Taken at once: whatever happens, each row is sent, filtered or skipped, and none twice.
         batches, self._pending = self._pending, []
         left = sum([rows.batch_size[0] for rows in batches])
         try:
