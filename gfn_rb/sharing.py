@@ -263,8 +263,10 @@ class WriteLock:
 
     def __enter__(self) -> None:
         """Wait for the lock; if its last holder died, put back what that was writing over."""
-        if self._process != os.getpid():
-            self._check_forked()
+        if self._process != os.getpid():  # this process was forked, and holds nothing
+            if self.records is not None:
+                _require_shared(self.records.storage, self.records.writer)
+            self._process, self._threads, self._is_mine = os.getpid(), threading.RLock(), False
         self._threads.acquire()
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
@@ -358,11 +360,6 @@ class WriteLock:
         recorded, self._words[_RECORDED] = self._words[_RECORDED], 0
         if recorded > _KEPT:
             os.ftruncate(self._descriptor, _HEAD)
-
-    def _check_forked(self) -> None:
-        if self.records is not None:
-            _require_shared(self.records.storage, self.records.writer)
-        self._process, self._threads, self._is_mine = os.getpid(), threading.RLock(), False
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand the file to a process that is being started."""

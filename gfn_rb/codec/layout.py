@@ -110,6 +110,7 @@ def _layout_of(structure: bytes) -> Layout:
 def _field(device: Any, dtype: Any, shape: Any) -> TensorInfo:
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f"a shape is {shape!r:.80}, expected sizes")
+    # Without sizes of 0, or a product of 0 would let any other size pass.
     if math.prod(size for size in shape if size) > _MOST:
         raise ValueError(f"a shape is {shape!r:.80}, expected at most {_MOST} elements")
     return TensorInfo(device, DTYPES[dtype], tuple(shape))

@@ -49,7 +49,9 @@ class Field:
         self.key, self.dtypes, self.optional = key, dtypes, optional
         self.shape = f"[{', '.join(names)}]"
         self.tail = names.pop() if names[-1].startswith("*") else None
-        self.lead = tuple(_name_and_offset(name) for name in names)
+        # "T+1" is the dimension T with an offset of 1; "2" is an offset alone.
+        parts = [("", "", name) if name.isdigit() else name.partition("+") for name in names]
+        self.lead = tuple((base, int(offset or 0)) for base, _, offset in parts)
 
     def __get__(self, container: Columnar | None, owner: type) -> Any:
         """Return the column of a container, None where it lacks it; of the class, the field."""
@@ -86,13 +88,6 @@ class Field:
 def field(key: Key, shape: str, dtypes: DTypes, default: Any = ...) -> Any:
     """Declare a field of a container as those of a dataclass are; see :class:`Field`."""
     return Field(key, shape, dtypes, optional=default is None)
-
-
-def _name_and_offset(name: str) -> tuple[str, int]:
-    if name.isdigit():
-        return "", int(name)
-    base, _, offset = name.partition("+")
-    return base, int(offset or 0)
 
 
 def assemble(

@@ -31,7 +31,14 @@ def rows_of(data: Any) -> TensorDictBase:
         if all(isinstance(each, Container) and type(each) is type(data[0]) for each in data):
             return type(data[0]).cat(data).to_tensordict()
         if all(isinstance(each, TensorDictBase) for each in data):
-            return _stacked(data)
+            if any(each.batch_dims for each in data):
+                raise ArgumentError(
+                    "data must be a list of single rows of batch size [], got one of "
+                    f"{next([*each.batch_size] for each in data if each.batch_dims)}: "
+                    "torch.cat(batches) joins batches"
+                )
+            _require_same_names([dict.fromkeys(each.keys(True, True)) for each in data])
+            return maybe_dense_stack([*data])
         if all(isinstance(each, Mapping) for each in data):
             data = _columns_of(data)
     if not isinstance(data, Mapping) or not data:
@@ -67,17 +74,6 @@ def _hint(data: Any) -> str:
     if isinstance(data, Sequence) and not isinstance(data, _TEXT) and data:
         return ': name its rows, as {"tokens": rows, "log_reward": log_rewards}'
     return ""
-
-
-def _stacked(rows: Sequence[TensorDictBase]) -> TensorDictBase:
-    if any(each.batch_dims for each in rows):
-        raise ArgumentError(
-            "data must be a list of single rows of batch size [], got one of "
-            f"{next([*each.batch_size] for each in rows if each.batch_dims)}: torch.cat(batches) "
-            "joins batches"
-        )
-    _require_same_names([dict.fromkeys(each.keys(True, True)) for each in rows])
-    return maybe_dense_stack([*rows])
 
 
 def _columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -60,11 +60,10 @@ def read_logos(
     letters = sorted({letter for rows in split.values() for each in rows for letter in each})
     if len(lengths) > 1 or not 2 <= max(lengths) <= _MAX_PLACES or len(letters) > _MAX_LETTERS:
         return {}
-    return {name: _logo(rows, letters) for name, rows in split.items()}
-
-
-def _logo(rows: Sequence[Sequence[str]], letters: Sequence[str]) -> Logo:
-    share = (np.array(rows)[:, :, None] == np.array(letters)).mean(0)
-    entropy = -(share * np.log2(share, where=share > 0, out=np.zeros_like(share))).sum(1)
-    information = (np.log2(len(letters)) - entropy).clip(0)  # not -0.0 by rounding
-    return Logo(len(rows), letters, share * information[:, None])
+    logos = {}
+    for name, rows in split.items():
+        share = (np.array(rows)[:, :, None] == np.array(letters)).mean(0)
+        entropy = -(share * np.log2(share, where=share > 0, out=np.zeros_like(share))).sum(1)
+        information = (np.log2(len(letters)) - entropy).clip(0)  # not -0.0 by rounding
+        logos[name] = Logo(len(rows), letters, share * information[:, None])
+    return logos

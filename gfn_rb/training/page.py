@@ -64,7 +64,9 @@ def write_page(paths: Sequence[Path], out: Path | None = None, trust: bool = Fal
         shown = _runs(runs, trust, buffers)
     for path in paths:
         if path not in runs:
-            env = saved_env(_saved_options(path))
+            # A journal does not say which run it is of; a checkpoint of a run has its options.
+            known = {} if is_database(path) else outline(path, run_secret())
+            env = saved_env(known.get("config"))
             buffers[printable(path)] = open_buffer(path, env=env, trust=trust, secret=run_secret())
             shown.setdefault("env", env)
     names = sorted(buffers, key=lambda name: not name.startswith(printable(first)))
@@ -102,11 +104,6 @@ def _runs(paths: Sequence[Path], trust: bool, buffers: dict[str, ReplayBuffer]) 
         "curves": {label: [_usual(run.columns) for run in runs] for label, runs in curves.items()},
         "title": f"{comparison.env} after {comparison.calls:,} reward calls",
     }
-
-
-def _saved_options(path: Path) -> Any:
-    """Return the options of the run that a checkpoint is of, None without."""
-    return None if is_database(path) else outline(path, run_secret()).get("config")
 
 
 def _usual(columns: Columns) -> Columns:

@@ -80,8 +80,10 @@ def card_of(rank: int, server: socket.socket, store_host: str, is_bound: bool) -
     if is_bound:
         addresses = [server.getsockname()[0]]
     else:
-        towards = [_address_towards(each) for each in (store_host, _OUTSIDE) if each]
-        addresses = [each for each in [*towards, *_addresses_of(host)] if not is_loopback(each)]
+        addresses = [_address_towards(each) for each in (store_host, _OUTSIDE) if each]
+        with suppress(OSError):  # a machine need not know its own name
+            addresses += [str(each[4][0]) for each in socket.getaddrinfo(host, None)]
+        addresses = [each for each in addresses if not is_loopback(each)]
     distinct = tuple(dict.fromkeys(addresses))
     return Card(rank, secrets.token_hex(16), host, _machine(), distinct, port, is_bound)
 
@@ -132,7 +134,11 @@ def address_of(interface: str) -> str:
         return str(ipaddress.ip_address(interface))
     try:
         if interface in (name for _, name in socket.if_nameindex()):
-            return _interface_address(interface)
+            import fcntl  # absent outside POSIX
+
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                request = struct.pack("256s", interface.encode()[:15])
+                return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
         return str(socket.getaddrinfo(interface, None)[0][4][0])
     except OSError as error:
         raise ArgumentError(
@@ -153,14 +159,6 @@ def is_loopback(address: str) -> bool:
     return address == "localhost"
 
 
-def _interface_address(name: str) -> str:
-    import fcntl  # absent outside POSIX
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request = struct.pack("256s", name.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-
-
 def _address_towards(host: str) -> str:
     """Return the address by which this machine reaches a host; its own one if it does not."""
     try:
@@ -170,13 +168,6 @@ def _address_towards(host: str) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return _LOOPBACK
-
-
-def _addresses_of(host: str) -> list[str]:
-    try:
-        return [str(each[4][0]) for each in socket.getaddrinfo(host, None)]
-    except OSError:
-        return []
 
 
 def _machine() -> str:

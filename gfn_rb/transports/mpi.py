@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeVar
@@ -425,16 +425,13 @@ def _have_a_core_each(mpi: ModuleType, comm: Any) -> bool:
     """Return whether the ranks of this machine may run on as many cores as they are."""
     usable = np.zeros(_MOST_CORES, np.uint8)
     # Launchers may bind each rank to a core of its own.
-    usable[[core % _MOST_CORES for core in _usable_cores()]] = 1
+    cores = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    usable[[core % _MOST_CORES for core in cores]] = 1
     local = comm.Split_type(mpi.COMM_TYPE_SHARED)
     try:
         local.Allreduce(mpi.IN_PLACE, [usable, mpi.BYTE], mpi.BOR)
         return int(usable.sum()) >= int(local.Get_size())
     finally:
         local.Free()
-
-
-def _usable_cores() -> Iterable[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)

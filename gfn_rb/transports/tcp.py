@@ -362,9 +362,6 @@ class TCPEndpoint(Endpoint):
             more.append(self._store.host)
         return peer.card.places(self.card, *more)
 
-    def _is_on_hub(self) -> bool:
-        return self._to_hub is not None and not self._to_hub.is_closing()
-
     async def connect(self, place: Place, peer: Peer) -> tuple[socket.socket, Identity]:
         """Return a connection to a peer, and who answered."""
         return await self._call(place, peer.rank, peer.epoch)
@@ -472,7 +469,7 @@ class TCPEndpoint(Endpoint):
         """Say goodbye to the hub or all ranks, and end the event loop after the last message."""
         if self._hub is not None:
             self._hub.close()
-        elif self._is_on_hub() and self._to_hub is not None:
+        elif self._to_hub is not None and not self._to_hub.is_closing():
             self._to_hub.write(line({"goodbye": True}))
             self._to_hub.close()
         self._server.close()

@@ -157,7 +157,14 @@ class ReplayBuffer:
         self._n_adds += 1
         is_due = self._n_adds % self.remote_buffer_freq == 0
         if self.pending_container is not None or not is_due:
-            training_container = self._pend(training_container, worker)
+            if self.pending_container is None:
+                self.pending_container = self.initialize(training_container)
+            self.pending_container.extend(training_container)
+            training_container = self.pending_container
+            # One batch may have what another lacks, and a manager reads neither.
+            for stale in {"log_probs", "estimator_outputs"} & vars(training_container).keys():
+                setattr(training_container, stale, None)
+            worker.waiting.add(self)
         if is_due:
             self._send(training_container, worker)
         else:
@@ -311,8 +318,11 @@ class ReplayBuffer:
             return
         if self.prioritized_capacity or self.prioritized_sampling:
             _require_log_rewards(training_container, self.prioritized_capacity)
-        if self._is_outdated:
-            self._keep_by_new_rule()
+        if self._is_outdated:  # attributes were assigned: their rule decides about all items anew
+            if len(self):
+                self.training_container = self.training_container
+            else:
+                self.rows, self._is_outdated = self._store(), False
         self.rows.extend(self._chosen(rows_of(training_container, self._graphs)))
 
     def _writer(self) -> Writer:
@@ -343,28 +353,10 @@ class ReplayBuffer:
     def _store(self) -> RowStore:
         return RowStore(self.env, self.capacity, self._writer, self._graphs)
 
-    def _keep_by_new_rule(self) -> None:
-        """Offer the items, in their order, to a store of the attributes assigned meanwhile."""
-        if len(self):
-            self.training_container = self.training_container
-        else:
-            self.rows, self._is_outdated = self._store(), False
-
     def _worker(self) -> SharedWorker | None:
         """Return this process's connection to the manager, if there is a manager."""
         rank = self.remote_manager_rank
         return None if rank is None else endpoint(self.communication_backend).worker(rank)
-
-    def _pend(self, container: Any, worker: SharedWorker) -> Any:
-        """Return all items that are to be sent together, with those of one more container."""
-        if self.pending_container is None:
-            self.pending_container = self.initialize(container)
-        pending = self.pending_container
-        pending.extend(container)
-        for stale in {"log_probs", "estimator_outputs"} & vars(pending).keys():
-            setattr(pending, stale, None)
-        worker.waiting.add(self)
-        return pending
 
     def _send(self, container: Any, worker: SharedWorker) -> None:
         self.pending_container = None

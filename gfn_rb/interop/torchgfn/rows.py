@@ -209,8 +209,14 @@ class RowStore:
 
     def extend(self, rows: TensorDict) -> None:
         """Offer rows to the writer."""
-        if keys.LENGTH in rows:
-            rows = self._of_one_width(rows)
+        if keys.LENGTH in rows and len(self):  # all rows have one width
+            width, n_steps = self._stored(keys.ACTION).shape[1], rows.get(keys.ACTION).shape[1]
+            if n_steps > width:  # by half as much again, so that few batches move what is stored
+                width = max(n_steps, width + width // 2)
+                stored = TensorDict(self._rows_at(self.in_order(by_age=True)), [len(self)])
+                self.rb = self._make()
+                self.rb.writer.extend(padded(stored, width, self._env))
+            rows = rows if n_steps == width else padded(rows, width, self._env)
         self.rb.writer.extend(rows)
         if self._graphs is not None:
             entries = (self._stored(keys.STATE), self._stored(keys.NEXT_STATE))
@@ -254,15 +260,3 @@ class RowStore:
 
     def _stored(self, name: Any) -> Any:
         return all_slots(self.rb.storage).get(name, None)
-
-    def _of_one_width(self, rows: TensorDict) -> TensorDict:
-        """Pad rows to the width of what is stored, or that to a new width, half as much again."""
-        if not len(self):
-            return rows
-        width, n_steps = self._stored(keys.ACTION).shape[1], rows.get(keys.ACTION).shape[1]
-        if n_steps > width:
-            width = max(n_steps, width + width // 2)
-            stored = TensorDict(self._rows_at(self.in_order(by_age=True)), [len(self)])
-            self.rb = self._make()
-            self.rb.writer.extend(padded(stored, width, self._env))
-        return rows if n_steps == width else padded(rows, width, self._env)

@@ -180,10 +180,11 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
                     f"{type(self.estimator).__name__}, which torchgfn's code samples, got True"
                 )
             if isinstance(env.s0, Tensor) and self.backward_sampler.estimator.is_vectorized:
-                rule = _back_rule(given, back_ratio, len(trajectories))
+                rule = back_steps_rule(given, back_ratio, len(trajectories))
+                # Ways back differ in length: no row goes back beyond the source.
                 return self._search(
-                    env, trajectories, rule, save_logprobs, use_metropolis_hastings, debug,
-                    policy_kwargs,
+                    env, trajectories, lambda moves: rule(moves).minimum(moves),
+                    save_logprobs, use_metropolis_hastings, debug, policy_kwargs,
                 )  # fmt: skip
             chosen: Any = (
                 False, save_logprobs, back_steps, back_ratio, use_metropolis_hastings, debug
@@ -278,12 +279,6 @@ class LocalSearchSampler(Sampler, gfn.samplers.LocalSearchSampler):
             current = (row + len(found)).where(updated, current)
             found.extend(proposals)
         return found
-
-
-def _back_rule(steps: Any, ratio: float | None, n: int) -> BackStepsRule:
-    """Return how far each row goes back, never beyond the source: ways back differ in length."""
-    rule = back_steps_rule(steps, ratio, n)
-    return lambda moves: rule(moves).minimum(moves)
 
 
 def _walk(estimator: Estimator, env: Env, options: dict[str, Any], *kept: bool) -> Walk | None:

@@ -125,21 +125,16 @@ def ranks_lines(folder: RunFolder) -> Lines:
             cells += number(counters.get("sent")), number(counters.get("fed")), "", ""
             rows.append([printable(f"rank {rank}"), *cells])
         for manager in map(int, report["managers"]):
-            rows.append([f"manager {manager}", "", "", "", "", *_managed(folder, manager)])
+            cells = ["", "", ""]  # how many rows it fed, received and stored
+            if (path := RunFolder(folder.path, manager).manager).exists():
+                with named_damage(path):
+                    known = read_json(path)
+                    senders = known["senders"].values()
+                    totals = (sum(each[name] for each in senders) for name in ("fed", "items"))
+                    cells = [*map(number, totals), number(known["stored"])]
+            rows.append([f"manager {manager}", "", "", "", "", *cells])
         together = number(report["reward_calls"]), number(report["modes_found"])
         yield from aligned_lines([*rows, ["together", *together, "", "", "", "", ""]])
-
-
-def _managed(folder: RunFolder, rank: int) -> list[str]:
-    """Return how many rows a manager fed, received and stored; nothing where that is missing."""
-    path = RunFolder(folder.path, rank).manager
-    if not path.exists():
-        return ["", "", ""]
-    with named_damage(path):
-        known = read_json(path)
-        senders = known["senders"].values()
-        totals = (sum(each[name] for each in senders) for name in ("fed", "items"))
-        return [*map(number, totals), number(known["stored"])]
 
 
 def number(value: Any) -> str:
