@@ -76,7 +76,7 @@ LINES = sorted({line for page in PAGES for line in commands(page.read_text())})
 
 
 @pytest.mark.parametrize("command", [line for line in LINES if " mine:" not in line])
-def test_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_documented_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     check(command)
 

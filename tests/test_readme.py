@@ -117,7 +117,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         for name, each in EXAMPLES
     ],
 )
-def test_example(page: str, example: Example, request: pytest.FixtureRequest) -> None:
+def test_an_example_prints_what_its_page_says(
+    page: str, example: Example, request: pytest.FixtureRequest
+) -> None:
     if page in NEEDED:
         pytest.importorskip(NEEDED[page])
     is_compiled = any("torch.compile(" in block.code for block in example)

@@ -198,7 +198,7 @@ def test_the_batch_size_of_the_constructor_stays(batch_size, tmp_path):
 
 
 @FRESH
-def test_buffers_without_rows(fresh, tmp_path):
+def test_a_buffer_without_rows_is_restored_and_continues(fresh, tmp_path):
     emptied = used(buffer())
     emptied.empty()
     for rb in (buffer(), emptied):

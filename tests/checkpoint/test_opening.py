@@ -92,7 +92,7 @@ def members(rb):
 @pytest.mark.parametrize(
     "preset", [*PATHS, terminating_state_buffer, transition_buffer, state_buffer]
 )
-def test_presets(preset, compact, walks, tmp_path) -> None:
+def test_a_buffer_of_any_preset_opens_and_continues(preset, compact, walks, tmp_path) -> None:
     if compact == "rebuild" and preset not in PATHS:
         pytest.skip("has no paths")
     options = {"max_length": 9} if preset in PATHS else {}
@@ -122,7 +122,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options(name, tmp_path) -> None:
+def test_a_buffer_with_any_options_opens_and_continues(name, tmp_path) -> None:
     rb = reward_prioritized_buffer(8, generator=seeded(), **OPTIONS[name]())
     rows = objects([4, 1, 9, 4, 3, 2, 7, 7, 5, 8]).set("policy_version", torch.arange(10))
     rb.extend(rows)
@@ -144,7 +144,7 @@ def test_buffers_made_by_hand(kind, tmp_path) -> None:
     assert opened.batch_size == 2
 
 
-def test_merged_buffers(tmp_path) -> None:
+def test_a_merged_buffer_opens_and_continues(tmp_path) -> None:
     made = [fifo_buffer(8), fifo_buffer(9), terminating_state_buffer(5, batch_size=2)]
     rb = MergedReplayBuffer(*made, p=[1.0, 2.0, 3.0], batch_size=5, generator=seeded())
     for i, member in enumerate(made):
@@ -171,7 +171,7 @@ def test_a_rollout_is_not_recorded(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["statistics", "groups kept", "diverse", "ragged"])
-def test_journals(name, tmp_path) -> None:
+def test_a_closed_journal_opens_as_the_buffer_it_is_of(name, tmp_path) -> None:
     rb = reward_prioritized_buffer(8, generator=seeded(), **OPTIONS[name]())
     path = tmp_path / "journal"
     journal = Journal(rb, path)

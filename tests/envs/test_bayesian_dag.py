@@ -34,7 +34,7 @@ def every_dag(d: int) -> Tensor:
 @pytest.mark.parametrize(
     ("d", "n_graphs"), [(2, 3), (3, 25), (4, 543), (5, 29281), (6, 3_781_503), (7, 1_138_779_265)]
 )
-def test_number_of_graphs(d: int, n_graphs: int) -> None:
+def test_the_graphs_are_as_many_as_published(d: int, n_graphs: int) -> None:
     env = BayesianDAG(d)
     assert env.n_states == n_graphs
     assert env.is_enumerable == (d < 6)
@@ -106,7 +106,7 @@ def test_scores_without_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(other.log_reward(state), env.log_reward(state))
 
 
-def test_drawn_data() -> None:
+def test_data_follow_the_graph_they_are_drawn_from() -> None:
     graph, data = draw_data(6, 20_000, seed=4)
     assert is_acyclic(graph.numpy())
     assert draw_data(6, 20_000, seed=4)[1].equal(data)

@@ -73,7 +73,7 @@ def test_target_samples_have_the_moments_of_the_density(env):
     assert ((x.square().mean(0) - second).abs() < 5 * error).all()
 
 
-def test_modes_of_targets():
+def test_a_mode_is_reached_near_its_centre():
     env = Gaussians25()
     x = torch.tensor([[-10.0, -9.0], [0.5, 0.5], [10.0, 10.0], [2.5, 2.5], [0.0, 1.2]])
     assert env.modes_reached(env.at_end(x)).tolist() == [0, 12, 24]

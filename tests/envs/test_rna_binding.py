@@ -114,7 +114,7 @@ def test_a_missing_viennarna_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         RNABinding()
 
 
-def test_published_modes() -> None:
+def test_the_published_modes_are_found_by_their_states() -> None:
     env = RNABinding(modes="published", form="prepend_append")
     state = env.parse(["AAACGGGGGCCCCG", "AAAGCGCGGGGGCC", "AAAAAAAAAAAAAA"])
     assert env.n_modes == 8967

@@ -88,7 +88,7 @@ def test_the_best_has_the_reward_100_and_negative_scores_the_floor() -> None:
     assert int((log_reward == log_reward.min()).sum()) == 609
 
 
-def test_published_modes() -> None:
+def test_the_published_modes_of_qm9_are_those_of_the_list() -> None:
     env = QM9Strings("append")
     state = env.terminating_states()
     is_mode = env.mode_index(state) >= 0

@@ -131,7 +131,7 @@ def arguments_of(text):
     return dict(zip(names, required + defaults, strict=True))
 
 
-def test_arguments() -> None:
+def test_arguments_have_the_names_order_and_defaults_of_the_others() -> None:
     for make, text in BUFFERS.items():
         defaults = arguments_of(text)
         made = make(GRID)
@@ -156,7 +156,7 @@ def test_arguments() -> None:
     assert search.backward_sampler.estimator is pb
 
 
-def test_names() -> None:
+def test_containers_have_the_names_of_torchgfns() -> None:
     assert (ours.DATA_TAG, ours.METADATA_TAG) == (0, 1)
     for kind in ours.ContainerUnion.__args__:
         for name in ("__getitem__", "__len__", "extend", "log_rewards", "terminating_states"):
@@ -185,7 +185,7 @@ def test_a_buffer_without_a_manager(kind) -> None:
         ours.ReplayBuffer(GRID, baseline_filtering=True)
 
 
-def test_a_diverse_buffer() -> None:
+def test_a_diverse_buffer_keeps_by_reward_and_draws_uniformly() -> None:
     rb = ours.NormBasedDiversePrioritizedReplayBuffer(GRID, 10)
     assert rb.prioritized_capacity
     assert not rb.prioritized_sampling
@@ -201,7 +201,7 @@ def test_derived_buffers_change_what_is_stored() -> None:
     assert len(rb) == 3
 
 
-def test_terminating_states() -> None:
+def test_a_buffer_of_terminating_states_keeps_states_and_rewards() -> None:
     rb, items = ours.TerminatingStateBuffer(GRID, 10, prioritized_sampling=True), rollouts(n=4)
     assert rb.prioritized_sampling
     rb.add(items)
@@ -240,14 +240,14 @@ def test_transitions_are_not_reduced(option) -> None:
     run(ours.ReplayBufferManager, train)
 
 
-def test_a_manager() -> None:
+def test_a_manager_scores_by_default_and_has_no_manager_itself() -> None:
     manager = ours.ReplayBufferManager(GRID, 2, 2)
     assert manager.default_scoring_function(rollouts(n=1)) == {"score": math.inf}
     with pytest.raises(NotImplementedError, match="remote_manager_rank of a manager must be None"):
         ours.ReplayBufferManager(GRID, 2, 2, remote_manager_rank=1)
 
 
-def test_one_action() -> None:
+def test_one_action_is_drawn_with_what_is_asked_for() -> None:
     sampler, states = ours.Sampler(estimator_of(GRID)), GRID.reset((5,))
     actions, log_probs, outputs = sampler.sample_actions(GRID, states)
     assert len(actions) == 5
@@ -261,7 +261,7 @@ def test_one_action() -> None:
 # ObjectRL's memory.
 
 
-def test_a_memory() -> None:
+def test_a_memory_stores_and_draws_as_objectrls_does() -> None:
     cpu = torch.device("cpu")
     rb = objectrl.ReplayBuffer(device=cpu, storing_device=cpu, buffer_size=10)
     assert isinstance(rb.memory, TensorDictReplayBuffer)
@@ -306,7 +306,7 @@ class Cut(Transform):
 
 
 @pytest.mark.parametrize("kind", [MergedReplayBuffer, StackedReplayBuffer])
-def test_an_ensemble(kind, tmp_path) -> None:
+def test_an_ensemble_draws_and_indexes_its_members(kind, tmp_path) -> None:
     def made(**options):
         options.setdefault("p", [0.5, 0.5])
         return kind(member(0), member(100), **options)

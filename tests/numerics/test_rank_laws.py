@@ -196,7 +196,7 @@ def test_all_rows_can_be_drawn_and_no_more_than_have_a_probability(kind):
 
 
 @every_kind
-def test_mass(kind):
+def test_rows_have_mass_unless_there_are_none_or_one_is_nan(kind):
     ranked = distribution([], harmonic(1.0), kind, capacity=4)
     assert not ranked.has_mass
     ranked.assign(torch.tensor([3.0], device=device_of(kind)))
@@ -223,7 +223,7 @@ def test_rows_follow_any_updates(kind):
 
 
 @given(st.lists(st.integers(0, 2**60), max_size=40), st.integers(0, 3))
-def test_first_occurrences(values, shift):
+def test_first_occurrences_are_those_of_a_plain_loop(values, shift):
     values = np.array([value >> 20 * shift for value in values], np.int64)
     first = [i for i, value in enumerate(values) if value not in values[:i]]
     assert first_occurrences(values).tolist() == first

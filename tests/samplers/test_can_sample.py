@@ -97,7 +97,7 @@ def test_of_samplers_by_a_number(content, kind, replacement):
     ],
     ids=str,
 )  # fmt: skip
-def test_of_groups(groups, kind, replacement):
+def test_a_sampler_of_groups_can_draw_what_it_says(groups, kind, replacement):
     weight, temperature, shape = GROUP_SAMPLERS[kind]
     sampler = GroupSampler(
         "prompt", **{shape: 2}, weight=weight, temperature=temperature, replacement=replacement
@@ -137,7 +137,7 @@ def test_groups_of_unequal_size_can_be_drawn_only_if_any_of_them_can():
     ],
     ids=str,
 )  # fmt: skip
-def test_of_merged_buffers(contents, replacement, p):
+def test_a_merged_buffer_can_draw_what_it_says(contents, replacement, p):
     rb = merged(contents, p=p, replacement=replacement)
     for size in (1, 2, 4):
         if rb.can_sample(size):
@@ -157,7 +157,7 @@ def test_of_a_merged_buffer_of_uniform_members():
     assert not draws(rb, 1)
 
 
-def test_of_limits():
+def test_a_buffer_with_limits_can_draw_what_it_says():
     limited = gfn_rb.reward_prioritized_buffer(
         9, rate_limiter=RateLimiter(1.0, min_size=3, timeout=0.0)
     )
@@ -191,7 +191,7 @@ PRESETS = {
 
 @pytest.mark.parametrize("log_reward", [[-INF] * 3, [0.0, -INF, -INF], [0.0, 1.0, 2.0]], ids=str)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_of_presets(preset, log_reward):
+def test_a_preset_can_draw_what_it_says(preset, log_reward):
     rb = PRESETS[preset]()
     assert_agrees(rb)
     rb.extend(trajectories([1, 2, 3], log_reward=log_reward))

@@ -68,7 +68,7 @@ def test_what_is_made_in_inference_mode_may_be_written_to_later(kind, storage, w
 
 
 @pytest.mark.parametrize("p", ["mass", "size"])
-def test_merged_buffers(p):
+def test_a_merged_buffer_writes_and_draws_in_inference_mode(p):
     members = [
         TensorDictReplayBuffer(
             storage=LazyTensorStorage(8), sampler=SoftmaxRewardSampler(), writer=FIFOWriter()

@@ -43,7 +43,7 @@ def test_rows_that_are_not_drawn():
 
 
 @pytest.mark.parametrize("key", [None, "log_reward"])
-def test_priorities(key):
+def test_priorities_have_the_probabilities_of_their_power(key):
     priority = np.array([0.5, 0.0, 3.0])
     rb = buffer_of(PrioritySampler(key, alpha=0.7, eps=0.01), priority.tolist())
     if key is None:

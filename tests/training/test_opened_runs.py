@@ -44,7 +44,7 @@ def test_every_form_of_buffer(keep, draw, form, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("config", [DNA, WARM_GRID])
-def test_other_environments(config, tmp_path) -> None:
+def test_a_run_of_any_other_environment_opens(config, tmp_path) -> None:
     assert_opens(changed(config, compact="rebuild"), tmp_path / "checkpoint.gfnrb")
 
 

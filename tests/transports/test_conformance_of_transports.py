@@ -33,12 +33,12 @@ def of_one_run(lines: FOUND, name: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_local(size: int) -> None:
+def test_the_local_transport_conforms(size: int) -> None:
     assert_conforms(in_threads(LocalTransport.group(size, timeout=30.0)), size)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_gloo_in_threads(size: int) -> None:
+def test_tcp_conforms_between_threads(size: int) -> None:
     store = dist.HashStore()
 
     def make(rank: int) -> Any:
@@ -57,5 +57,5 @@ def mpi_lines() -> FOUND:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, MPI_RANKS - 1, MPI_RANKS])
-def test_mpi(size: int, mpi_lines: FOUND) -> None:
+def test_mpi_conforms(size: int, mpi_lines: FOUND) -> None:
     assert_conforms(of_one_run(mpi_lines, f"mpi-{size}"), size)

@@ -68,7 +68,7 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_N
         ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, None),
     ],
 )
-def test_launchers(environment, expected):
+def test_a_launcher_is_known_by_its_variables(environment, expected):
     assert launched(environment) == expected
 
 

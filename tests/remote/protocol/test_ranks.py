@@ -85,7 +85,7 @@ def test_one_manager_owns_everything_and_no_row_is_looked_at():
     ("size", "managers"),
     [(1, ()), (4, ()), (2, (1,)), (4, (3,)), (4, (1, 2, 3)), (8, (3, 7)), (16, (5, 10, 15))],
 )
-def test_roles(size, managers):
+def test_managers_are_spread_over_the_ranks(size, managers):
     assert assign_roles(size, len(managers)) == RankRoles(size, managers)
 
 
