@@ -28,7 +28,8 @@ class KeepsArguments(NamesGoneOptions):
     constructor_arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     if not TYPE_CHECKING:  # or checkers would take its signature for that of every constructor
-
+        # Not in ``__init__``: classes of users need not call that of this class, or may call it
+        # with arguments of their own.
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Make an object that keeps its arguments."""
             made = super().__new__(cls, *args, **kwargs)

@@ -65,7 +65,7 @@ class NamesGoneOptions:
     """Base of classes whose constructors name what took over from an option that is gone."""
 
     if not TYPE_CHECKING:  # or checkers would take its signature for that of every constructor
-
+        # Before ``__init__``, which would refuse the option by a TypeError of Python's.
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Make an object, unless an option is gone."""
             if OPTIONS.keys() & kwargs.keys():

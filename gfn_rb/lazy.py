@@ -22,6 +22,8 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
     Args:
         package: its ``__name__``. It exports what its source imports ``if TYPE_CHECKING``.
     """
+    # The source is the only list. Type checkers and editors read the same statements, and a second
+    # list of names beside them could differ.
     module = sys.modules[package]
     where = {
         alias.name: statement.module

@@ -123,6 +123,11 @@ class _TrackedWrites(DrawsAhead):
     inheritance.
     """
 
+    # That is the one place where rows have passed the transforms and are not written yet. A method
+    # of :class:`GFNReplayBuffer` itself would come before the transforms::
+    #
+    #     GFNReplayBuffer -> TensorDictReplayBuffer: transforms -> _TrackedWrites -> ReplayBuffer
+
     statistics: ReplayStatistics
     counts_rows: bool
     rate_limiter: RateLimiter | None

@@ -124,6 +124,8 @@ class Journal:
         # Only now may writers find the journal: what was restored must not be recorded as a change.
         self._known, self._revision = self._counters(), compat.mutation_revision(rb.storage)
         keep_journal(rb, self)
+        # Replaced in the object: the buffer may be of any class of TorchRL, which knows no journal
+        # and announces neither of these calls.
         rb.journal, rb.empty = self, self._empty
         for part in ("storage", "sampler"):
             setattr(rb, f"set_{part}", partial(self._refuse_exchange, part))

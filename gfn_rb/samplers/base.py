@@ -54,6 +54,9 @@ class DrawInfo(dict[str, Any]):
 class _KeepReplacement(type(Sampler)):  # type: ignore[misc]
     """TorchRL's metaclass takes ``replacement=`` away before the constructor sees it."""
 
+    # There it chooses among TorchRL's own classes. A class cannot leave the metaclass of its base,
+    # and samplers have to be TorchRL's: only a metaclass derived from it passes the argument on.
+
     if not TYPE_CHECKING:  # which reads the arguments of the constructors
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:

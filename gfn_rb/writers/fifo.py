@@ -86,6 +86,8 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
     _cursor: int
     _write_count: int
 
+    # One name for both, as users read it: what is kept depends on options, as in other writers. The
+    # other class cannot derive from this one, whose base writes in turn and has no other order.
     if not TYPE_CHECKING:  # which reads the arguments of the constructor below
 
         def __new__(
