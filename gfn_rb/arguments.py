@@ -1,4 +1,4 @@
-"""What constructors ask of their arguments, so that a wrong one is refused by its name."""
+"""Checks of the arguments of constructors, whose errors name the argument."""
 
 from __future__ import annotations
 

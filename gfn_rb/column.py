@@ -1,4 +1,4 @@
-"""Watching one key of a storage: which of its rows changed since it was read.
+"""One key of a storage: its values, and which of its rows changed since they were read.
 
 A storage can change through several buffers, from another process, by ``rb[i:j] = rows``,
 ``rb.set_at_(key, ...)`` or a plain in-place write to ``rb["log_reward"]``. Two counters see all of

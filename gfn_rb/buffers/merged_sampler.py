@@ -1,4 +1,4 @@
-"""Which rows of which buffer a merged batch is made of."""
+"""Sampler of merged buffers: which rows of which buffer a batch contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the frames that TorchRL's collectors deliver to trajectories, one per row."""
+"""Transform that makes trajectories, one per row, of the frames of TorchRL's collectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a buffer holds and what it draws: its best rows, and a summary in words."""
+"""Summary of a buffer in numbers and words: what it holds, and what it draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to trajectories on their way into a buffer and out of it."""
+"""Transforms of trajectories on their way into a buffer and out of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors, texts and checksums as bytes, secrets, and what messages are made of."""
+"""Tensors and texts as bytes, checksums, secrets, and errors on one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the three containers share: one batch-first TensorDict whose fields are checked.
+"""Base class of the three containers: one batch-first TensorDict whose fields are checked.
 
 A container holds nothing but that TensorDict. It is not a tensorclass, which refuses the keys
 that a replay buffer adds to drawn rows, checks neither shape nor dtype, and concatenates without

@@ -1,4 +1,4 @@
-"""The columns a container is made of: their keys, shapes and dtypes."""
+"""Columns of a container: their keys, shapes and dtypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page shows of a buffer, as numbers and words."""
+"""Numbers and words that a page shows of a buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured in runs, checked, and the plots that a page makes of it."""
+"""Measured columns of runs, checked, and the plots that a page makes of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sampler that draws by a stored number shares."""
+"""Base class of samplers that draw rows by a number stored with them."""
 
 from __future__ import annotations
 

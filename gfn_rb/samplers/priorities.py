@@ -1,4 +1,4 @@
-"""Where the priorities of stored items are kept: in the storage, or beside it."""
+"""Priorities of stored rows: a column of the storage, or an array beside it."""
 
 from __future__ import annotations
 

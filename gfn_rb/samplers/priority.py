@@ -1,4 +1,4 @@
-"""Drawing by how much there is to learn from an item."""
+"""Sampler that draws rows by priorities, such as their last loss."""
 
 from __future__ import annotations
 

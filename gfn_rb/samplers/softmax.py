@@ -1,4 +1,4 @@
-"""Drawing in proportion to a power of the reward."""
+"""Sampler that draws rows in proportion to a power of the reward."""
 
 from __future__ import annotations
 

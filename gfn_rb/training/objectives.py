@@ -1,4 +1,4 @@
-"""What a training run minimises, how, and on whose trajectories: losses, steps, and a teacher."""
+"""Losses, optimizers, steps and the teacher of a training run, made from its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of replay stand for: samplers, writers, presets and priorities."""
+"""Samplers, writers, presets and priorities that the options of replay stand for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping the items of highest reward among those that are far apart."""
+"""Writer that keeps the rows of highest reward among those that are far apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a writer knows of the rows of a storage, and the exchange of rows with a batch."""
+"""Keys, ages, objects and groups of stored rows, and the exchange of rows with a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping the newest items."""
+"""Writer that keeps the newest rows."""
 
 from __future__ import annotations
 

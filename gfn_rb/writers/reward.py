@@ -1,4 +1,4 @@
-"""Keeping the items of highest reward."""
+"""Writer that keeps the rows of highest reward."""
 
 from __future__ import annotations
 

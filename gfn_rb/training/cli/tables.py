@@ -1,4 +1,4 @@
-"""What the command line prints: the table at the end of a run, and what a folder holds."""
+"""Lines that the command line prints: the end of a run, and the content of a folder."""
 
 from __future__ import annotations
 

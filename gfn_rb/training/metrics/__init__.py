@@ -1,4 +1,4 @@
-"""What is known of a run and of its policy: discoveries, agreement with the target, bounds."""
+"""Metrics of a run and of its policy: discoveries, agreement with the target, bounds."""
 
 from typing import TYPE_CHECKING
 

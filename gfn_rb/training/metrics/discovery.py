@@ -1,4 +1,4 @@
-"""What a run has seen: counts of reward calls, of distinct objects and of modes."""
+"""Counts of what a run has found: reward calls, distinct objects and modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of a run: what is known at any time, and what is asked for by name and samples."""
+"""Metrics of a run: those known at any time, and those asked for by name and samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well a policy fits its target, as far as an environment lets one say."""
+"""Distances of a policy to its target, as far as an environment lets one compute them."""
 
 from __future__ import annotations
 
