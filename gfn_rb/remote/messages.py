@@ -1,4 +1,28 @@
-"""Messages of managers and workers: kinds of frames, scores, counters, errors and open accounts."""
+"""Messages of managers and workers: kinds of frames, scores, counters, errors and open accounts.
+
+A message is a frame: a kind, metadata, and up to two tables of rows. Names are those of metadata::
+
+    worker                                      manager
+    HELLO    protocol, managers,          ->
+             rows, subscription
+                                          <-    HELLO    protocol, rows, baseline
+    ITEMS    id, quota; rows to store     ->
+                                          <-    SCORES   to, outcomes, scores, baseline, error;
+                                                         rows to feed, and scores of each row
+                                          <-    ERROR    to, error; instead of an answer
+    ALIVE    without an answer            ->
+    GOODBYE                               ->
+                                          <-    GOODBYE  counters of the worker
+
+    any rank, on a tag of its own
+    METADATA, CHECKPOINT, HELD            ->
+                                          <-    the same kind: state, path, or capacity and rows
+
+``rows`` of a greeting names the compact form of rows, and ``compact`` marks rows that came in it.
+``to`` is the ``id`` that is answered. A manager that does not answer within the ``timeout`` of a
+worker is lost to it, and a worker that sends nothing within ``worker_timeout`` is lost to the
+manager: a worker that works for long sends ALIVE.
+"""
 
 from __future__ import annotations
 
