@@ -31,6 +31,7 @@ from torch import Tensor
 from gfn_rb.kernels import borrowing, compiled
 from gfn_rb.kernels.memory import (
     IS_AVAILABLE,
+    address_of,
     copy_row,
     integers_at,
     pointer,
@@ -69,9 +70,9 @@ NOT_COMPARED = -1  # instead of these
 NOT_A_NUMBER, ALIASED = -1, -2
 
 # Numbers of a state; of the last call, the rows that came in and those that moved, and its number;
-# then the most stored rows there may be beside another of their object, which others wrote; and how
-# many rows the call rejected, for each reason.
-LENGTH, N_WORST, N_IN, N_MOVED, N_CALLS, N_TWINS, N_REJECTED = range(7)
+# then the most stored rows there may be beside another of their object, which others wrote; the free
+# slots of the call; and how many rows it rejected, for each reason.
+LENGTH, N_WORST, N_IN, N_MOVED, N_CALLS, N_TWINS, N_FREE, N_REJECTED = range(8)
 STATE_SIZE = N_REJECTED + DUPLICATE - WORST + 1
 # Of a slot: its key, signed so that the worst rows have the lowest; what decides between equal
 # keys, the lowest leaving first; one more than the number of the row of the batch that it holds, 0
@@ -100,6 +101,7 @@ _LEAVES = -1  # in place of the row that a slot holds: the slot is given up
 _N_SAMPLE = 256  # rows by which a threshold is chosen
 _FEWEST, _PART = 1024, 16  # worst rows that are collected at once: as many, or one in so many
 _AHEAD = 8  # rows that are read ahead
+_TOP = 85  # entries of the first levels of the heap
 _SLOT_SIZE = SLOT.itemsize
 
 
@@ -425,12 +427,125 @@ def _beats_all(i, slot, held, objects, offer):
 
 
 @borrowing
-def _prefetch_slot(slot, slots, objects):
-    """Read ahead what is held of a slot, and its object."""
-    prefetch(slots.held.ctypes.data + _SLOT_SIZE * slot)
-    prefetch(objects.link.ctypes.data + 16 * slot)
-    width = 8 * objects.rows.shape[1]
-    prefetch_row(objects.rows.ctypes.data + width * slot, width)
+def _prefetch_slot(slot, slots, table, is_filed):
+    """Read ahead what is held of a slot, and what a table of objects or groups has of it."""
+    prefetch(address_of(slots.held) + _SLOT_SIZE * slot)
+    if is_filed:
+        prefetch(address_of(table.link) + 16 * slot)
+        width = 8 * table.rows.shape[1]
+        prefetch_row(address_of(table.rows) + width * slot, width)
+
+
+@borrowing
+def _set_free(slot, free, state):
+    free[state[N_FREE]] = slot
+    state[N_FREE] += 1
+
+
+@borrowing
+def _leave_own(own, is_chosen, slot, free, slots, objects, groups, offer):
+    """Let stored rows leave whose objects come again, and return whether there are any.
+
+    Their slots stay with the rows that are chosen; those of further rows of the object are free.
+    """
+    has_own, n = False, len(own)
+    for i in range(n):
+        if i + _AHEAD < n and own[i + _AHEAD] >= 0:
+            _prefetch_slot(own[i + _AHEAD], slots, objects, True)
+        s = own[i]
+        if is_chosen[i] and s >= 0 and offer.on_duplicate != REFRESH:
+            is_chosen[i] = offer.on_duplicate == BEST and _beats_all(
+                i, s, slots.held, objects, offer
+            )
+        if not is_chosen[i]:
+            slot[i], own[i] = offer.duplicate, NO_SLOT
+        elif s >= 0:
+            has_own = True
+            twin = np.int64(END)
+            if offer.on_duplicate != REFRESH:  # which is of one row: the best replaces all
+                twin = _first_twin(s, objects)
+            while twin != END:
+                after = np.int64(objects.link[twin, AFTER])
+                if twin != s:
+                    _leave(twin, slots, objects, groups, offer)
+                    _set_free(twin, free, slots.state)
+                twin = after
+            _leave(s, slots, objects, groups, offer)
+    return has_own
+
+
+@borrowing
+def _let_in(start, own, code, group_code, slot, free, slots, objects, groups, offer):
+    """Let rows in one by one, and return where the heap of worst rows ran empty, or the end.
+
+    There are two rounds, of n steps each. Rows with a slot of their own come first: it is no
+    other's, and not among those that leave.
+    """
+    key, held, state, n = offer.key, slots.held, slots.state, len(offer.key)
+    is_unique, is_grouped = offer.on_duplicate != NOT_COMPARED, offer.per_group > 0
+    floor = -np.inf  # a key that the worst row of a full storage is not below
+    entries, group_entries = address_of(objects.entry), address_of(groups.entry)
+    if state[LENGTH] == len(held):
+        for k in range(min(n, state[N_WORST], _TOP)):
+            _prefetch_slot(slots.worst[k]["slot"], slots, objects, is_unique)
+    for j in range(start, 2 * n):
+        i = j if j < n else j - n
+        if is_unique and i + _AHEAD < n:
+            prefetch(entries + 8 * (code[i + _AHEAD] >> objects.shift))
+        if is_grouped and i + _AHEAD < n:
+            prefetch(group_entries + 8 * (group_code[i + _AHEAD] >> groups.shift))
+            worst = np.int64(groups.entry[group_code[i + _AHEAD // 2] >> groups.shift, 0])
+            if worst != END:
+                _prefetch_slot(worst, slots, groups, True)
+        if slot[i] != NO_SLOT or (own[i] >= 0) != (j < n):  # rejected, or of the other round
+            continue
+        if key[i] < floor and own[i] < 0 and state[N_FREE] == 0 and not is_grouped:
+            slot[i] = WORST
+            continue
+        age = offer.offered + i if offer.is_newest else -offer.offered - i
+        at, out, reason = own[i], np.int64(NO_SLOT), WORST
+        if is_grouped:
+            first = np.int64(groups.entry[find_entry(offer.groups, i, group_code[i], groups), 0])
+            if first != END and held[first]["size"] >= offer.per_group:
+                out, reason = first, GROUP_FULL
+        if out < 0 and at < 0 and state[N_FREE] == 0 and state[LENGTH] == len(held):
+            out = _first_known(slots)
+            if out == NO_SLOT:
+                return j
+            floor = held[out]["key"]
+        if out >= 0:
+            other = held[out]
+            if other["key"] > key[i] or (other["key"] == key[i] and other["age"] > age):
+                slot[i] = reason
+                if at >= 0:
+                    _set_free(at, free, state)
+                continue
+            if other["came"] > 0:
+                slot[other["came"] - 1] = reason
+                other["came"] = 0
+            _leave(out, slots, objects, groups, offer)
+            if reason == WORST:  # the next to leave are most likely these
+                for k in range(1, min(5, state[N_WORST])):
+                    _prefetch_slot(slots.worst[k]["slot"], slots, objects, is_unique)
+            if at >= 0:
+                _set_free(out, free, state)
+            else:
+                at = out
+        elif at < 0:
+            if state[N_FREE] > 0:
+                state[N_FREE] -= 1
+                at = free[state[N_FREE]]
+            else:
+                at = state[LENGTH]
+                state[LENGTH] += 1
+        slot[i] = at
+        held[at]["key"], held[at]["age"], held[at]["came"] = key[i], age, i + 1
+        _note(at, slots)
+        if is_unique:
+            file_row(at, offer.objects, i, code[i], objects)
+        if is_grouped:
+            _join_group(at, offer.groups, i, group_code[i], groups, held)
+    return 2 * n
 
 
 @compiled
@@ -453,109 +568,36 @@ def exchange(offer, removed, slots, objects, groups, results, put):
     # First all that may refuse the batch (numbers, memory that overlaps), since nothing is undone.
     # Then rows leave that leave in any case, then stored rows whose objects come again, and then
     # rows come in one by one. Between two rows, ``held``, the tables and the heap agree about each
-    # stored row. ``free`` lists the slots below ``length`` that hold none, but for those that rows
+    # stored row. ``free`` lists the slots below the length that hold none, but for those that rows
     # of the batch take back. ``held[s]["came"]`` names the row of the batch in slot s: one that
     # came in and leaves again loses its slot in the results. The storage is written at the end.
-    key, held, n, capacity = offer.key, slots.held, len(offer.key), len(slots.held)
+    key, held, state, n = offer.key, slots.held, slots.state, len(offer.key)
     for i in range(n):
         if np.isnan(key[i]) or key[i] == offer.refused:
             return NOT_A_NUMBER
     if len(put) and _aliases(put):
         return ALIASED
-    is_unique, is_grouped = offer.on_duplicate != NOT_COMPARED, offer.per_group > 0
-    slot = results[SLOT_OF]
-    before = length = slots.state[LENGTH]
-    free, n_free = np.empty(n + len(removed) + slots.state[N_TWINS], np.int64), 0
+    slot, before = results[SLOT_OF], state[LENGTH]
+    free = np.empty(n + len(removed) + state[N_TWINS], np.int64)
+    state[N_FREE] = 0
     for s in removed[::-1]:  # so that the lowest is taken first
         _leave(s, slots, objects, groups, offer)
-        free[n_free] = s
-        n_free += 1
-    own, has_own = np.full(n, NO_SLOT), False
+        _set_free(s, free, state)
+    own, start = np.full(n, NO_SLOT), n
     code = codes_of(offer.objects.view(np.uint64), objects.key)
     group_code = codes_of(offer.groups.view(np.uint64), groups.key)
-    if is_unique:
+    if offer.on_duplicate != NOT_COMPARED:
         own[:] = first_slots(offer.objects, code, objects)
         takes_last = offer.on_duplicate == REFRESH or offer.on_duplicate == KEEP
         is_chosen = _chosen_twins(offer.objects, code, key, takes_last, offer.is_newest)
-        for i in range(n):
-            if i + _AHEAD < n and own[i + _AHEAD] >= 0:
-                _prefetch_slot(own[i + _AHEAD], slots, objects)
-            s = own[i]
-            if is_chosen[i] and s >= 0 and offer.on_duplicate != REFRESH:
-                is_best = offer.on_duplicate == BEST and _beats_all(i, s, held, objects, offer)
-                is_chosen[i] = is_best
-            if not is_chosen[i]:
-                slot[i], own[i] = offer.duplicate, NO_SLOT
-            elif s >= 0:
-                has_own = True
-                twin = np.int64(END)
-                if offer.on_duplicate != REFRESH:  # which is of one row: the best replaces all
-                    twin = _first_twin(s, objects)
-                while twin != END:
-                    after = np.int64(objects.link[twin, AFTER])
-                    if twin != s:
-                        _leave(twin, slots, objects, groups, offer)
-                        free[n_free] = twin
-                        n_free += 1
-                    twin = after
-                _leave(s, slots, objects, groups, offer)
-    # Rows with a slot of their own come first: it is no other's, and not among those that leave.
-    floor = -np.inf  # a key that the worst row of a full storage is not below
-    entries = objects.entry.ctypes.data
-    for j in range(0 if has_own else n, 2 * n):
-        i = j if j < n else j - n
-        if is_unique and i + _AHEAD < n:
-            prefetch(entries + 8 * (code[i + _AHEAD] >> objects.shift))
-        if slot[i] != NO_SLOT or (own[i] >= 0) != (j < n):  # rejected, or of the other half
-            continue
-        if key[i] < floor and own[i] < 0 and n_free == 0 and not is_grouped:
-            slot[i] = WORST
-            continue
-        age = offer.offered + i if offer.is_newest else -offer.offered - i
-        at, out, reason = own[i], np.int64(NO_SLOT), WORST
-        if is_grouped:
-            first = np.int64(groups.entry[find_entry(offer.groups, i, group_code[i], groups), 0])
-            if first != END and held[first]["size"] >= offer.per_group:
-                out, reason = first, GROUP_FULL
-        if out < 0 and at < 0 and n_free == 0 and length == capacity:
-            out = _first_known(slots)
-            if out == NO_SLOT:
-                out = worst_of(length, slots)
-            floor = held[out]["key"]
-        if out >= 0:
-            other = held[out]
-            if other["key"] > key[i] or (other["key"] == key[i] and other["age"] > age):
-                slot[i] = reason
-                if at >= 0:
-                    free[n_free] = at
-                    n_free += 1
-                continue
-            if other["came"] > 0:
-                slot[other["came"] - 1] = reason
-                other["came"] = 0
-            _leave(out, slots, objects, groups, offer)
-            if is_unique and reason == WORST:  # the next to leave are most likely these
-                for k in range(1, min(5, slots.state[N_WORST])):
-                    _prefetch_slot(slots.worst[k]["slot"], slots, objects)
-            if at >= 0:
-                free[n_free] = out
-                n_free += 1
-            else:
-                at = out
-        elif at < 0:
-            if n_free > 0:
-                n_free -= 1
-                at = free[n_free]
-            else:
-                at = length
-                length += 1
-        slot[i] = at
-        held[at]["key"], held[at]["age"], held[at]["came"] = key[i], age, i + 1
-        _note(at, slots)
-        if is_unique:
-            file_row(at, offer.objects, i, code[i], objects)
-        if is_grouped:
-            _join_group(at, offer.groups, i, group_code[i], groups, held)
+        if _leave_own(own, is_chosen, slot, free, slots, objects, groups, offer):
+            start = 0
+    while True:
+        start = _let_in(start, own, code, group_code, slot, free, slots, objects, groups, offer)
+        if start == 2 * n:
+            break
+        worst_of(state[LENGTH], slots)  # the heap is empty
+    length, n_free = state[LENGTH], state[N_FREE]
     n_moved = _close_holes(free[:n_free], length, slots, objects, groups, offer, results)
     slots.state[LENGTH], slots.state[N_MOVED] = length - n_free, n_moved
     n_in = 0
@@ -783,7 +825,7 @@ def hold(key, age, object_rows, group_rows, slots, objects, groups):
         slots.held[i]["key"], slots.held[i]["age"] = key[i], age[i]
     slots.state[LENGTH] = len(key)
     code = codes_of(object_rows.view(np.uint64), objects.key)
-    entries = objects.entry.ctypes.data
+    entries = address_of(objects.entry)
     for start in range(0, len(object_rows), AHEAD):
         end = min(start + AHEAD, len(object_rows))
         for i in range(start, end):

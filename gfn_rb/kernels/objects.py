@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gfn_rb.kernels import borrowing, compiled
+from gfn_rb.kernels.memory import address_of, prefetch, prefetch_row
 from gfn_rb.shapes import Int64
 
 END, _ABSENT = -1, -2
@@ -20,6 +21,7 @@ CODE_OF, AFTER, BEFORE = range(3)  # columns of what is held of a slot
 CODE_BITS = 31  # of a code
 AHEAD = 64  # rows whose entries are read ahead
 _LINE = 8  # integers of a line of the cache
+_LINK_SIZE = 16  # bytes of what is held of a slot
 _RANDOM = np.random.default_rng()  # seeded by the system
 
 
@@ -158,13 +160,18 @@ def find_entry(rows, i, code, table):
 @compiled
 def first_slots(rows, codes, table):
     """Return the lowest slot of each row, -1 where there is none."""
-    n = len(rows)
+    n, width = len(rows), 8 * rows.shape[1]
+    held, links = address_of(table.rows), address_of(table.link)
     found = np.empty(n, np.int64)
     for start in range(0, n, AHEAD):
         end = min(start + AHEAD, n)
         # These reads do not wait for each other, as those of one search do.
         for i in range(start, end):
             found[i] = table.entry[codes[i] >> table.shift, _SLOT]
+        for i in range(start, end):
+            if found[i] != END and table.entry[codes[i] >> table.shift, _CODE] == codes[i]:
+                prefetch(links + _LINK_SIZE * found[i])
+                prefetch_row(held + width * found[i], width)
         for i in range(start, end):
             if found[i] == END:
                 continue

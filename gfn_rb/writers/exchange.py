@@ -415,7 +415,7 @@ class PendingExchange(PendingWrite):
         """Return what the exchange changed."""
         if self._moves is not None:
             return self._moves
-        length, _, n_in, n_moved, _, _, *n_rejected = self._slots.state.tolist()
+        length, _, n_in, n_moved, _, _, _, *n_rejected = self._slots.state.tolist()
         slot, row, target, source = self._results
         self._moves = Moves(
             slot[: self._n], row[:n_in], target[:n_in], source[:n_moved],
