@@ -70,8 +70,8 @@ NOT_COMPARED = -1  # instead of these
 NOT_A_NUMBER, ALIASED = -1, -2
 
 # Numbers of a state; of the last call, the rows that came in and those that moved, and its number;
-# then the most stored rows there may be beside another of their object, which others wrote; the free
-# slots of the call; and how many rows it rejected, for each reason.
+# then the most stored rows there may be beside another of their object, which others wrote; the
+# free slots of the call; and how many rows it rejected, for each reason.
 LENGTH, N_WORST, N_IN, N_MOVED, N_CALLS, N_TWINS, N_FREE, N_REJECTED = range(8)
 STATE_SIZE = N_REJECTED + DUPLICATE - WORST + 1
 # Of a slot: its key, signed so that the worst rows have the lowest; what decides between equal
