@@ -93,7 +93,8 @@ class KeyColumn:
         if seen is None or not index.is_cpu or (now := self.version_after_write(storage)) == seen:
             return
         rows = index.reshape(-1)
-        rows = rows[rows >= 0]
+        if rows.shape[0] and int(rows.amin()) < 0:  # to choose rows takes ten times as long
+            rows = rows[rows >= 0]
         if rows.shape[0] == 0:
             return
         # One write through the storage raises each counter by one. If they moved any further,
@@ -102,7 +103,8 @@ class KeyColumn:
         expected: Version = (revision + 1,)
         for version, address in zip(tensor[::2], tensor[1::2], strict=True):
             expected += version + 1, address
-        self._changes.note(rows, len(storage))  # first: an interrupt must not lose them
+        # First: an interrupt must not lose them.
+        self._changes.note(rows, compat.length_of(storage))
         self._seen = now if now == expected else None
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:

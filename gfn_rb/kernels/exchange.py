@@ -702,9 +702,9 @@ class KnownRows:
             return int(exchange(offer, removed.numpy(), *known, results.numpy(), put.numpy()))
         refused = rules.refused
         self._at[:_HELD_AT] = (
-            *(key.data_ptr(), len(key), objects.data_ptr(), *objects.shape),
-            *(groups.data_ptr(), *groups.shape, removed.data_ptr(), len(removed)),
-            *(results.data_ptr(), results.shape[1], put.data_ptr(), len(put), *rules[:-1]),
+            *(key.data_ptr(), *key.shape, objects.data_ptr(), *objects.shape),
+            *(groups.data_ptr(), *groups.shape, removed.data_ptr(), *removed.shape),
+            *(results.data_ptr(), results.shape[1], put.data_ptr(), *put.shape, *rules[:-1]),
             0 if math.isnan(refused) else math.copysign(1, refused),
         )
         return int(_exchange_at(self._at))
