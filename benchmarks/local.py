@@ -42,7 +42,7 @@ from gfn_rb.samplers import (
     RankRewardSampler,
     SoftmaxRewardSampler,
 )
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 
 HALF = work.BATCH // 2

@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "numba", "torchgfn", "cp
 
 _BUFFERS = (
     *("gfn_rb/writers", "gfn_rb/samplers", "gfn_rb/kernels", "gfn_rb/numerics", "gfn_rb/buffers"),
-    *("gfn_rb/storages.py", "gfn_rb/column.py", "gfn_rb/sharing.py", "gfn_rb/torchrl_compat.py"),
+    *("gfn_rb/storages", "gfn_rb/torchrl_compat.py"),
     *("benchmarks/timing.py", "benchmarks/workloads.py"),
 )
 _ROLLOUTS = ("gfn_rb/envs", "gfn_rb/policies", "gfn_rb/rollout", "gfn_rb/containers")
@@ -43,7 +43,7 @@ CODE: dict[str, tuple[str, ...]] = {
     "interop": (*_BUFFERS, "gfn_rb/interop/torchgfn", "benchmarks/interop.py"),
     "selection": (*_BUFFERS, "benchmarks/selection.py"),
     "compact": (*_BUFFERS, "benchmarks/compact.py"),
-    "ragged": (*_BUFFERS, "gfn_rb/ragged.py", "gfn_rb/pages.py", "benchmarks/ragged.py"),
+    "ragged": (*_BUFFERS, "benchmarks/ragged.py"),
     "checkpoint": (
         *("gfn_rb/checkpoint", "gfn_rb/codec", "benchmarks/checkpoint.py", "benchmarks/timing.py"),
     ),

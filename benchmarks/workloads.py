@@ -24,7 +24,7 @@ from torchrl.data import (
     TensorDictRoundRobinWriter,
 )
 
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.writers import RewardPrioritizedWriter
 
 BATCH = 128

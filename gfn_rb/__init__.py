@@ -33,9 +33,7 @@ if TYPE_CHECKING:
         Transitions as Transitions,
     )
     from gfn_rb.interop.experience import ExperienceMemory as ExperienceMemory
-    from gfn_rb.memmaps import RowMemmapStorage as RowMemmapStorage
     from gfn_rb.page import view as view
-    from gfn_rb.ragged import RaggedStorage as RaggedStorage
     from gfn_rb.rollout import (
         ActionSampler as ActionSampler,
         LocalSearchSampler as LocalSearchSampler,
@@ -49,7 +47,9 @@ if TYPE_CHECKING:
         RecencySampler as RecencySampler,
         SoftmaxRewardSampler as SoftmaxRewardSampler,
     )
-    from gfn_rb.storages import RowTensorStorage as RowTensorStorage
+    from gfn_rb.storages.memmaps import RowMemmapStorage as RowMemmapStorage
+    from gfn_rb.storages.ragged import RaggedStorage as RaggedStorage
+    from gfn_rb.storages.tensors import RowTensorStorage as RowTensorStorage
     from gfn_rb.writers import (
         CentroidCells as CentroidCells,
         DiversityWriter as DiversityWriter,

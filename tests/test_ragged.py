@@ -31,7 +31,7 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
-from gfn_rb.pages import PagePool
+from gfn_rb.storages.pages import PagePool
 
 LONGEST = 9
 NODES = "graph", "nodes"

@@ -17,9 +17,9 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.column import KeyColumn
-from gfn_rb.memmaps import RowMemmapStorage
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages.column import KeyColumn
+from gfn_rb.storages.memmaps import RowMemmapStorage
+from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.torchrl_compat import open_shared, set_length
 
 KINDS = [(RowTensorStorage, LazyTensorStorage), (RowMemmapStorage, LazyMemmapStorage)]

@@ -26,7 +26,7 @@ from gfn_rb.errors import ArgumentError, KeyMismatchError, ShapeError
 from gfn_rb.keys import BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, INDEX
 from gfn_rb.numerics.weighted_rows import Partition
 from gfn_rb.samplers import SoftmaxRewardSampler
-from gfn_rb.sharing import WriteLock
+from gfn_rb.storages.sharing import WriteLock
 
 _TAGS = frozenset((INDEX, BUFFER_ID, DRAW_LOG_PROB))
 _STACKING = ("sample_from_all", "num_buffer_sampled")

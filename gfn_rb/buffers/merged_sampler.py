@@ -22,7 +22,7 @@ from gfn_rb.numerics.weighted_rows import Partition, WeightedUnion, categorical
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import require
 from gfn_rb.shapes import Float64, Int64
-from gfn_rb.state_folder import StateInFolder
+from gfn_rb.storages.state_folder import StateInFolder
 
 Shares = Literal["mass", "size"] | Sequence[float | int] | Tensor | None
 RowsOfMembers = tuple[TensorDictBase, Any]

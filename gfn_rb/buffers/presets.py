@@ -43,7 +43,7 @@ from gfn_rb.gone import refuse_gone
 from gfn_rb.keys import EPISODE_LOG_REWARD, ESTIMATOR_OUTPUT, INDEX, LOG_PROB, LOG_REWARD
 from gfn_rb.samplers import SoftmaxRewardSampler
 from gfn_rb.samplers.base import Replacement
-from gfn_rb.storages import RowTensorStorage, storage_device
+from gfn_rb.storages.tensors import RowTensorStorage, storage_device
 from gfn_rb.writers import DiversityWriter, FIFOWriter, RewardPrioritizedWriter
 from gfn_rb.writers.diversity import Near, When
 from gfn_rb.writers.features import Unique

@@ -21,7 +21,6 @@ from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.readable import Readable
 from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
 from gfn_rb.buffers.transforms import RowTransform
-from gfn_rb.column import KeyColumn
 from gfn_rb.containers.rows import row_of, rows_of
 from gfn_rb.errors import (
     ArgumentError,
@@ -31,10 +30,11 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
-from gfn_rb.forks import warn_of_old_rows
 from gfn_rb.keys import INDEX, N_USES, POLICY_VERSION
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import RowTensorStorage, is_laid_out, storage_device
+from gfn_rb.storages.column import KeyColumn
+from gfn_rb.storages.forks import warn_of_old_rows
+from gfn_rb.storages.tensors import RowTensorStorage, is_laid_out, storage_device
 from gfn_rb.writers.cells import Cells
 from gfn_rb.writers.rows import as_slots
 
@@ -93,7 +93,7 @@ class DrawsAhead(ReplayBuffer):
         Args:
             empty_write_count: whether to reset the counts of rows too.
         """
-        from gfn_rb.buffer_state import replacing  # which few programs need
+        from gfn_rb.buffers.state import replacing  # which few programs need
 
         with replacing(self, overwrites=False):
             super().empty(empty_write_count)
@@ -598,7 +598,7 @@ def _use_limit(max_uses: int, options: dict[str, Any]) -> UseLimit:
 @contextmanager
 def _restoring(rb: ReplayBuffer) -> Iterator[None]:
     """Restore a buffer in whole or not at all, and say of PyTorch's errors that it is another."""
-    from gfn_rb.buffer_state import replacing  # which few programs need
+    from gfn_rb.buffers.state import replacing  # which few programs need
 
     try:
         with replacing(rb):

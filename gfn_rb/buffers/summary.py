@@ -16,16 +16,16 @@ from torchrl.data import ReplayBuffer, ReplayBufferEnsemble
 
 from gfn_rb import keys
 from gfn_rb.arguments import as_count, kind_of, shown
-from gfn_rb.buffer_state import held, with_members
 from gfn_rb.buffers.compact import compact_rows_of
 from gfn_rb.buffers.merged_sampler import log_probs_of
 from gfn_rb.buffers.row_objects import object_entries, objects_of
-from gfn_rb.column import KeyColumn
+from gfn_rb.buffers.state import held, with_members
 from gfn_rb.containers.convert import padded_alike
 from gfn_rb.errors import ArgumentError, EmptyBufferError, GfnRbError, KeyMismatchError
 from gfn_rb.kernels.objects import Objects
 from gfn_rb.numerics.flat import numbers_in_words
 from gfn_rb.shapes import Float64, Int64
+from gfn_rb.storages.column import KeyColumn
 from gfn_rb.torchrl_compat import members_of
 from gfn_rb.writers.cells import Cells
 

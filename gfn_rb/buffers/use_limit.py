@@ -14,13 +14,13 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count
-from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, EmptyBufferError
 from gfn_rb.keys import N_USES
 from gfn_rb.samplers.base import KeySampler
 from gfn_rb.samplers.groups import GroupSampler
 from gfn_rb.shapes import Bool, Float64, Int64
-from gfn_rb.sharing import record_slots
+from gfn_rb.storages.column import KeyColumn
+from gfn_rb.storages.sharing import record_slots
 from gfn_rb.writers.exchange import Moves
 
 _TRIES = 100  # batches of a sampler of groups, until one keeps to the limit

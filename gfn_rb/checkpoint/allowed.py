@@ -55,7 +55,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "gfn_rb.envs.scored_sequences:QM9Strings": ("min_reward", *_WORDS),
     "gfn_rb.envs.scored_sequences:TFBind8": ("min_reward", "modes", *_WORDS),
-    "gfn_rb.ragged:RaggedStorage": ("max_size", "ragged", "text", "mask", "page_size"),
+    "gfn_rb.storages.ragged:RaggedStorage": ("max_size", "ragged", "text", "mask", "page_size"),
     "gfn_rb.samplers.groups:GroupSampler": (
         *("group", "num_groups", "samples_per_group", "weight", "key", "temperature"),
         *("replacement", "within", "small"),
@@ -69,7 +69,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "gfn_rb.samplers.ranked:RankRewardSampler": ("key", "k", "replacement"),
     "gfn_rb.samplers.ranked:RecencySampler": ("key", "newest", "decay", "replacement"),
     "gfn_rb.samplers.softmax:SoftmaxRewardSampler": ("key", "temperature", "replacement"),
-    "gfn_rb.storages:RowTensorStorage": ("max_size",),
+    "gfn_rb.storages.tensors:RowTensorStorage": ("max_size",),
     "gfn_rb.writers.cells:CentroidCells": ("key", "centroids", "offset"),
     "gfn_rb.writers.cells:GridCells": ("key", "low", "high", "shape", "offset"),
     "gfn_rb.writers.diversity:DiversityWriter": (

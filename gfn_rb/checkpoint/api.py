@@ -24,7 +24,7 @@ from gfn_rb.errors import (
     CheckpointError,
     CheckpointMismatchError,
 )
-from gfn_rb.sharing import journal_of
+from gfn_rb.storages.sharing import journal_of
 
 _CPU = torch.device("cpu")
 _IN_FOLDER = "rb.ckpt"  # the file of an AtomicCheckpoint

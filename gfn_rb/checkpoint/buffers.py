@@ -18,7 +18,7 @@ from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.buffer_state import held, load_part, part_state, replacing, with_members
+from gfn_rb.buffers.state import held, load_part, part_state, replacing, with_members
 from gfn_rb.checkpoint.description import description_of
 from gfn_rb.codec.primitives import is_out_of_memory, one_line
 from gfn_rb.errors import (
@@ -28,8 +28,8 @@ from gfn_rb.errors import (
     KeyMismatchError,
     ShapeError,
 )
-from gfn_rb.memmaps import lay_out
-from gfn_rb.storages import EncodedStorage, RowEntry, require_same_entries
+from gfn_rb.storages.memmaps import lay_out
+from gfn_rb.storages.tensors import EncodedStorage, RowEntry, require_same_entries
 from gfn_rb.torchrl_compat import members_of
 
 

@@ -20,7 +20,7 @@ from gfn_rb.buffers.statistics import ReplayStatistics
 from gfn_rb.checkpoint.allowed import ALLOWED, ELSEWHERE
 from gfn_rb.codec.primitives import is_out_of_memory, one_line
 from gfn_rb.errors import ArgumentError, CheckpointError, CheckpointMismatchError
-from gfn_rb.storages import EncodedStorage, RowTensorStorage
+from gfn_rb.storages.tensors import EncodedStorage, RowTensorStorage
 
 _PLAIN = (type(None), bool, int, float, str, Tensor)
 

@@ -21,7 +21,7 @@ from torchrl.data import ReplayBuffer
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import require_choice
-from gfn_rb.buffer_state import replacing
+from gfn_rb.buffers.state import replacing
 from gfn_rb.checkpoint.api import resolved
 from gfn_rb.checkpoint.buffers import State, snapshot_of
 from gfn_rb.checkpoint.database import COUNTS, Database
@@ -35,7 +35,7 @@ from gfn_rb.checkpoint.slots import (
 from gfn_rb.codec.files import ValueFile, write_file
 from gfn_rb.codec.primitives import Secret, from_text, is_out_of_memory, one_line
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError, GfnRbError
-from gfn_rb.sharing import SlotState, journal_of, keep_journal
+from gfn_rb.storages.sharing import SlotState, journal_of, keep_journal
 
 Sync = Literal["always", "interval", "never"]
 

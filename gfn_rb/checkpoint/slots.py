@@ -26,8 +26,8 @@ from gfn_rb.codec.primitives import DTYPES, dtype_name
 from gfn_rb.errors import ArgumentError
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Int64, Shaped
-from gfn_rb.sharing import SlotState
-from gfn_rb.storages import EncodedStorage
+from gfn_rb.storages.sharing import SlotState
+from gfn_rb.storages.tensors import EncodedStorage
 
 Entry = list[Any]  # the dtype of a column, and its shape in a row
 # Of each column of rows its name, its entry, and the column that has its lengths if they differ.

@@ -27,9 +27,9 @@ from gfn_rb.errors import (
     WireCorruptError,
     WireVersionError,
 )
-from gfn_rb.memmaps import NO_ROOM
 from gfn_rb.numerics.flat import plain_bytes
 from gfn_rb.shapes import Shaped
+from gfn_rb.storages.memmaps import NO_ROOM
 
 _STEP = 1 << 20  # bytes that are summed and then written, so that they are in the cache
 _THREADS = min(4, os.cpu_count() or 1)

@@ -28,7 +28,7 @@ from gfn_rb.errors import (
 from gfn_rb.interop.torch_files import read_torch_file, write_torch_file
 from gfn_rb.keys import ESTIMATOR_OUTPUT, LOG_PROB
 from gfn_rb.shapes import Int64
-from gfn_rb.storages import staged
+from gfn_rb.storages.tensors import staged
 from gfn_rb.torchrl_compat import generator_of, write_cursor
 
 Indices = Sequence[int] | Tensor

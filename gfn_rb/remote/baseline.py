@@ -14,11 +14,11 @@ from torch import Tensor
 from torchrl.data import ReplayBuffer
 
 from gfn_rb.arguments import as_count
-from gfn_rb.column import KeyColumn
 from gfn_rb.containers.objects import stand_alone
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.shapes import Float
+from gfn_rb.storages.column import KeyColumn
 from gfn_rb.torchrl_compat import length_of
 
 _STALE = 256  # a full buffer is read again once 1/256 of it may have changed

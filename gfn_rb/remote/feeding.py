@@ -16,7 +16,6 @@ from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb.arguments import require_choice
 from gfn_rb.buffers.compact import compact_rows_of
-from gfn_rb.column import KeyColumn
 from gfn_rb.containers.objects import ObjectsInRows, objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.exchange import compile_exchange
@@ -26,7 +25,8 @@ from gfn_rb.kernels.weights import gumbel_like
 from gfn_rb.keys import INDEX, LOG_REWARD, N_USES
 from gfn_rb.remote.records import ChangeLog, RankFlags
 from gfn_rb.shapes import Bool, Float64, Int64
-from gfn_rb.storages import EncodedStorage
+from gfn_rb.storages.column import KeyColumn
+from gfn_rb.storages.tensors import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, generator_of, length_of
 from gfn_rb.writers.rows import select_rows
 

@@ -25,7 +25,7 @@ from gfn_rb.containers.objects import state_columns
 from gfn_rb.errors import ArgumentError
 from gfn_rb.keys import INDEX
 from gfn_rb.shapes import Int64, Rows
-from gfn_rb.storages import EncodedStorage
+from gfn_rb.storages.tensors import EncodedStorage
 from gfn_rb.transports.base import Transport
 
 _BATCH = 4096  # rows that are read, or sent again, at a time

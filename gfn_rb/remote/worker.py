@@ -35,7 +35,7 @@ from gfn_rb.remote.messages import METADATA_TAG, Kind, Reply
 from gfn_rb.remote.metrics import Metric
 from gfn_rb.remote.ranks import batches_of, check_ranks, join_batches
 from gfn_rb.remote.subscription import Subscription
-from gfn_rb.storages import EncodedStorage
+from gfn_rb.storages.tensors import EncodedStorage
 from gfn_rb.transports.base import Deadline, ShutdownBudget, Transport, never
 from gfn_rb.writers.rows import scalar_key, shallow_copy
 

@@ -14,7 +14,6 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import as_count, require_device_of, require_key
-from gfn_rb.column import KeyColumn
 from gfn_rb.errors import (
     ArgumentError,
     CheckpointMismatchError,
@@ -22,13 +21,14 @@ from gfn_rb.errors import (
     GfnRbError,
     NaNError,
 )
-from gfn_rb.forks import note_storage, warn_of_old_rows
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import DRAW_LOG_PROB, LOG_REWARD
 from gfn_rb.numerics.weighted_rows import WeightedRows, weighted_rows
 from gfn_rb.shapes import Float, Float64, Int64
-from gfn_rb.sharing import settle
-from gfn_rb.state_folder import StateInFolder
+from gfn_rb.storages.column import KeyColumn
+from gfn_rb.storages.forks import note_storage, warn_of_old_rows
+from gfn_rb.storages.sharing import settle
+from gfn_rb.storages.state_folder import StateInFolder
 from gfn_rb.torchrl_compat import assert_on_device, outside_graph
 
 Replacement = Literal["auto", True, False]

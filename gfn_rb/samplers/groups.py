@@ -21,7 +21,6 @@ from gfn_rb.arguments import (
     require_key,
     shown,
 )
-from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, EmptyBufferError, NaNError
 from gfn_rb.kernels.groups import GroupedSlots, draw_weighted, normalise
 from gfn_rb.kernels.weights import LARGEST, Weights
@@ -29,6 +28,7 @@ from gfn_rb.keys import DRAW_LOG_PROB, INDEX, LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.samplers.base import DrawInfo, KeySampler, Parameter, Replacement
 from gfn_rb.shapes import Float64, Int64
+from gfn_rb.storages.column import EqualKeys, KeyColumn
 from gfn_rb.torchrl_compat import outside_graph
 from gfn_rb.writers.features import ObjectColumns, Unique, read_stored
 

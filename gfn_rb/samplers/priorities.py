@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from gfn_rb.column import KeyColumn, RowChanges
 from gfn_rb.errors import CheckpointMismatchError
 from gfn_rb.shapes import Float, Float64, Int64
-from gfn_rb.sharing import journal_of, record_slots, whole_write, write_whole
-from gfn_rb.state_folder import require_numbers
-from gfn_rb.storages import require_rows, storage_device
+from gfn_rb.storages.column import KeyColumn, RowChanges
+from gfn_rb.storages.sharing import journal_of, record_slots, whole_write, write_whole
+from gfn_rb.storages.state_folder import require_numbers
+from gfn_rb.storages.tensors import require_rows, storage_device
 from gfn_rb.torchrl_compat import slot_generations
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"

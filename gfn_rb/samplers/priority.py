@@ -12,7 +12,6 @@ from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, NaNError, ShapeError
 from gfn_rb.kernels.weights import Weights
 from gfn_rb.keys import POLICY_VERSION, PRIORITY_WEIGHT
@@ -21,7 +20,8 @@ from gfn_rb.numerics.weighted_rows import WeightedRows
 from gfn_rb.samplers.base import KeySampler, Parameter, Replacement, number
 from gfn_rb.samplers.priorities import AS_STORED, HeldPriorities, StoredPriorities
 from gfn_rb.shapes import Float, Int64
-from gfn_rb.sharing import require_access, settle
+from gfn_rb.storages.column import KeyColumn
+from gfn_rb.storages.sharing import require_access, settle
 
 _AT_LEAST_0 = "a number of at least 0"
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
-from gfn_rb.column import KeyColumn, Version
 from gfn_rb.errors import ShapeError
 from gfn_rb.kernels import as_array
 from gfn_rb.kernels.exchange import (
@@ -41,8 +40,9 @@ from gfn_rb.kernels.objects import Objects
 from gfn_rb.keys import EPISODE_LOG_REWARD, LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
-from gfn_rb.sharing import PendingWrite, begin, done, has_recorders
-from gfn_rb.storages import EncodedStorage, is_laid_out
+from gfn_rb.storages.column import KeyColumn, Version
+from gfn_rb.storages.sharing import PendingWrite, begin, done, has_recorders
+from gfn_rb.storages.tensors import EncodedStorage, is_laid_out
 from gfn_rb.writers.features import Features, read_stored
 from gfn_rb.writers.rows import check_number, tensors_of
 

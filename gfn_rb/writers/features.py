@@ -12,14 +12,14 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb.arguments import as_keys, kind_of, require_key
-from gfn_rb.column import Version
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
 from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, N_USES, NEXT, NEXT_STATE, STATE
 from gfn_rb.numerics.flat import equal_bits, flat_rows, on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.storages import EncodedStorage
+from gfn_rb.storages.column import Version
+from gfn_rb.storages.tensors import EncodedStorage
 from gfn_rb.torchrl_compat import all_slots, length_of
 
 _Key: TypeAlias = str | tuple[Any, ...]  # mypy takes tensordict's NestedKey for anything

@@ -21,12 +21,12 @@ from gfn_rb.arguments import (
     require_kind,
     shown,
 )
-from gfn_rb.column import EqualKeys, KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.keys import INDEX, POLICY_VERSION
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
-from gfn_rb.sharing import (
+from gfn_rb.storages.column import EqualKeys, KeyColumn
+from gfn_rb.storages.sharing import (
     one_process,
     one_thread,
     record_slots,
@@ -35,8 +35,8 @@ from gfn_rb.sharing import (
     whole_write,
     write_whole,
 )
-from gfn_rb.state_folder import require_count, require_numbers
-from gfn_rb.storages import is_laid_out, require_rows, storage_device
+from gfn_rb.storages.state_folder import require_count, require_numbers
+from gfn_rb.storages.tensors import is_laid_out, require_rows, storage_device
 from gfn_rb.writers.exchange import NO_MOVES, Moves
 from gfn_rb.writers.features import ObjectColumns, Unique, read_stored
 from gfn_rb.writers.reward import OnDuplicate, RewardPrioritizedWriter
@@ -199,7 +199,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         return on_device
 
     def _lay_out(self, row: Rows) -> None:
-        from gfn_rb.memmaps import lay_out  # which few programs need
+        from gfn_rb.storages.memmaps import lay_out  # which few programs need
 
         if isinstance(row, TensorDictBase):
             row = row.copy().set(INDEX, torch.zeros(row.batch_size, dtype=torch.int64))

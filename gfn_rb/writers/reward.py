@@ -25,13 +25,13 @@ from gfn_rb.arguments import (
     require_key,
     require_kind,
 )
-from gfn_rb.column import KeyColumn
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
 from gfn_rb.kernels.exchange import DUPLICATE, KEEP, REFRESH, compile_exchange
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.sharing import (
+from gfn_rb.storages.column import KeyColumn
+from gfn_rb.storages.sharing import (
     one_process,
     one_thread,
     record_slots,
@@ -41,8 +41,8 @@ from gfn_rb.sharing import (
     whole_write,
     write_whole,
 )
-from gfn_rb.state_folder import StateInFolder, require_count, require_numbers
-from gfn_rb.storages import require_rows
+from gfn_rb.storages.state_folder import StateInFolder, require_count, require_numbers
+from gfn_rb.storages.tensors import require_rows
 from gfn_rb.writers.exchange import NO_MOVES, Moves, PendingExchange, RowExchange, Tie
 from gfn_rb.writers.features import Features, ObjectColumns, Unique, require_finite
 from gfn_rb.writers.rows import (
@@ -395,7 +395,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def _lay_out(self, data: Rows, key: Tensor) -> None:
         """Allocate the storage for rows such as those of the first batch."""
-        from gfn_rb.memmaps import lay_out  # which only the first batch needs
+        from gfn_rb.storages.memmaps import lay_out  # which only the first batch needs
 
         check_number(self._exchange.signed(key), self.key)
         for features in self._compared():  # what it refuses must not decide the layout

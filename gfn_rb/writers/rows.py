@@ -33,7 +33,7 @@ from gfn_rb.keys import (
 )
 from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
-from gfn_rb.storages import EncodedStorage, RowEntry, is_laid_out, require_same_entries
+from gfn_rb.storages.tensors import EncodedStorage, RowEntry, is_laid_out, require_same_entries
 
 # What buffers add to rows that they draw. It is not stored when these come back.
 DRAWN = frozenset({INDEX, BUFFER_ID, BUFFER_IDS, DRAW_LOG_PROB, PRIORITY_WEIGHT})

@@ -40,7 +40,7 @@ from gfn_rb.errors import CheckpointError
 from gfn_rb.remote import ReplayBufferManager
 from gfn_rb.remote.channel import FrameChannel
 from gfn_rb.remote.messages import DATA_TAG, Kind
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.transports import LocalTransport
 
 CAPACITY, N = 40, 7

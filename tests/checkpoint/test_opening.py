@@ -217,6 +217,7 @@ def test_an_environment_of_the_user(compact, walks, tmp_path, monkeypatch) -> No
 
 
 RB = "gfn_rb.buffers.replay_buffer:GFNReplayBuffer"
+STORAGE = "gfn_rb.storages.tensors:RowTensorStorage"
 
 
 def edited(path: Path, description, monkeypatch) -> Path:
@@ -256,8 +257,11 @@ def test_what_is_no_part_of_a_buffer_is_not_called(
         ({"class": RB}, "make no buffer"),
         ({"class": RB, "arguments": {"x": 1}}, "GFNReplayBuffer takes no x from a file"),
         ({"class": RB, "arguments": {"max_age": -1}}, "make no buffer: ArgumentError: max_age"),
-        ({"class": "gfn_rb.storages:RowTensorStorage", "arguments": {}}, "make no buffer"),
-        ({"class": "gfn_rb.storages:RowTensorStorage", "arguments": {"max_size": 4}}, "no buffer"),
+        ({"class": STORAGE, "arguments": {}}, "make no buffer"),
+        (
+            {"class": STORAGE, "arguments": {"max_size": 4}},
+            "no buffer",
+        ),
     ],
 )
 def test_descriptions_that_make_no_buffer(described, message, tmp_path, monkeypatch) -> None:

@@ -16,7 +16,10 @@ from gfn_rb.interop.torch_files import read_torch_file, write_torch_file
 
 OWN = os.path.dirname(gfn_rb.__file__)
 PARTS = tuple(os.path.join(OWN, name) for name in ("checkpoint", "codec", "interop"))
-CODE = (*PARTS, os.path.join(OWN, "buffer_state.py"), os.path.join(OWN, "memmaps.py"))
+CODE = (
+    *PARTS,
+    *(os.path.join(OWN, *name) for name in (("buffers", "state.py"), ("storages", "memmaps.py"))),
+)
 
 
 class AllocationError(RuntimeError):

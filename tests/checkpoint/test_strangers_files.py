@@ -37,7 +37,7 @@ from gfn_rb.checkpoint.description import ALLOWED, ELSEWHERE, description_of
 from gfn_rb.envs import BayesianDAG
 from gfn_rb.errors import CheckpointError
 from gfn_rb.interop.torch_files import read_torch_file
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.training.cli import main
 
 
@@ -90,8 +90,8 @@ def with_argument(name: str, value: Any) -> Any:
 
 
 PLACES = {
-    "memmap": (RowMemmapStorage, "gfn_rb.memmaps:RowMemmapStorage"),
-    "torchrl": (LazyMemmapStorage, "gfn_rb.memmaps:LazyMemmapStorage"),
+    "memmap": (RowMemmapStorage, "gfn_rb.storages.memmaps:RowMemmapStorage"),
+    "torchrl": (LazyMemmapStorage, "gfn_rb.storages.memmaps:LazyMemmapStorage"),
 }
 
 
@@ -168,7 +168,7 @@ NOT_MADE = {
     "gfn_rb.envs.interface:TorchRLInterface", "gfn_rb.envs.scored_sequences:ScoredSequenceEnv",
     "gfn_rb.envs.sequence:SequenceEnv",
     "gfn_rb.samplers.base:KeySampler", "gfn_rb.samplers.ranked:RankSampler",
-    "gfn_rb.state_folder:StateInFolder", "gfn_rb.storages:EncodedStorage",
+    "gfn_rb.storages.state_folder:StateInFolder", "gfn_rb.storages.tensors:EncodedStorage",
     "gfn_rb.writers.cells:Cells",
 }  # fmt: skip
 # Arguments that a buffer passes to classes of TorchRL, or that environments pass on.
@@ -178,7 +178,7 @@ MORE = {"batch_size", "transform", "storage", "writer", "sampler", "priority_key
 def test_the_list_has_each_class_and_each_of_its_arguments():
     known = own_classes()
     own = {path for path in ALLOWED if path.startswith("gfn_rb.")}
-    known["gfn_rb.storages:RowTensorStorage"] = RowTensorStorage  # what all others become
+    known["gfn_rb.storages.tensors:RowTensorStorage"] = RowTensorStorage  # what all others become
     assert own | NOT_MADE == known.keys() - {"gfn_rb.interop.torchgfn.environment:TorchGFNEnv"}
     assert not own & NOT_MADE
     for path in own:
@@ -202,7 +202,11 @@ def test_no_other_class_is_made_or_even_imported(tmp_path, monkeypatch):
         for name, each in vars(module).items()
         if isinstance(each, type) and each in reachable
     }
-    paths |= {"gfn_rb.__main__:main", "gfn_rb.memmaps:os.system", "gfn_rb.storages:compat.torch"}
+    paths |= {
+        "gfn_rb.__main__:main",
+        "gfn_rb.storages.memmaps:os.system",
+        "gfn_rb.storages.tensors:compat.torch",
+    }
     paths |= {"gfn_rb.nowhere:X", "gfn_rb:open_buffer", "gfn_rb.envs:HyperGrid", "", "gfn_rb.", ":"}
     assert len(paths) > 200
     rb = fifo_buffer(4)

@@ -21,7 +21,7 @@ from gfn_rb import (
 from gfn_rb.envs import BitSequence, HyperGrid
 from gfn_rb.errors import ArgumentError
 from gfn_rb.rollout import Sampler as GFNSampler
-from gfn_rb.storages import staged
+from gfn_rb.storages.tensors import staged
 
 MISSING = {
     "a preset": lambda: reward_prioritized_buffer(4, device="cuda"),

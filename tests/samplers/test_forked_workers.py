@@ -119,7 +119,7 @@ def logged_by_child(name, writes):
 
     def draw():
         assert go.wait(60)
-        lines, log = [], logging.getLogger("gfn_rb.forks")
+        lines, log = [], logging.getLogger("gfn_rb.storages.forks")
         log.addFilter(lambda record: lines.append(record.getMessage()))
         for _ in range(3):
             rb.sample()

@@ -19,7 +19,7 @@ from torchrl.objectives.llm import MCAdvantage
 
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError, EmptyBufferError
 from gfn_rb.samplers import GroupSampler
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter
 
 PROMPT = [4, 7, 4, 4, 9, 7]

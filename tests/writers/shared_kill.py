@@ -222,7 +222,7 @@ def priorities(n_kills: int, seed: int) -> dict[str, int]:
 
 
 def kill_all(n_kills: int, seed: int) -> dict[str, dict[str, int]]:
-    from gfn_rb.sharing import WriteLock
+    from gfn_rb.storages.sharing import WriteLock
 
     torch.set_num_threads(1)
     recover = WriteLock._recover

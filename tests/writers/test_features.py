@@ -4,7 +4,7 @@ from factories import two_rows
 from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
-from gfn_rb.column import KeyColumn
+from gfn_rb.storages.column import KeyColumn
 from gfn_rb.writers.features import Features
 
 

@@ -13,9 +13,9 @@ from writers.diverse_rule import rule
 from writers.test_oracle import WRITERS as UNGROUPED, Diverse, Sequence as Ungrouped
 
 from gfn_rb import RaggedStorage
-from gfn_rb.memmaps import RowMemmapStorage
 from gfn_rb.samplers import RankRewardSampler
-from gfn_rb.storages import RowTensorStorage
+from gfn_rb.storages.memmaps import RowMemmapStorage
+from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.writers import DiversityWriter
 
 # The whole check is of 10,000 sequences: GFN_RB_SEQUENCES=10000 pytest tests/writers/test_groups.py

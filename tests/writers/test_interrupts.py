@@ -21,7 +21,7 @@ import gfn_rb
 from gfn_rb import DiversityWriter, FIFOWriter, RaggedStorage, RewardPrioritizedWriter
 from gfn_rb.errors import ArgumentError
 from gfn_rb.samplers import PrioritySampler
-from gfn_rb.sharing import one_thread, whole_write
+from gfn_rb.storages.sharing import one_thread, whole_write
 from gfn_rb.torchrl_compat import replay_lock
 
 ROOT = str(Path(gfn_rb.__file__).parent)

@@ -14,10 +14,10 @@ from torch import multiprocessing as mp
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
 from writers.shared_kill import kill_all
 
-from gfn_rb import sharing
 from gfn_rb.buffers import MergedReplayBuffer
 from gfn_rb.errors import ArgumentError
-from gfn_rb.sharing import WriteLock
+from gfn_rb.storages import sharing
+from gfn_rb.storages.sharing import WriteLock
 from gfn_rb.torchrl_compat import write_lock
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter, fifo
 

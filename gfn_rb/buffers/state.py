@@ -15,9 +15,9 @@ from torchrl.data.replay_buffers.writers import Writer, WriterEnsemble
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import CheckpointError
-from gfn_rb.memmaps import files_of, remove_but
-from gfn_rb.sharing import SlotState, journal_of, require_access
-from gfn_rb.storages import EncodedStorage
+from gfn_rb.storages.memmaps import files_of, remove_but
+from gfn_rb.storages.sharing import SlotState, journal_of, require_access
+from gfn_rb.storages.tensors import EncodedStorage
 from gfn_rb.torchrl_compat import members_of
 
 # Their state holds that of their members by number, which are saved on their own.

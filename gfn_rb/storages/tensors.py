@@ -20,7 +20,7 @@ from gfn_rb.arguments import KeepsArguments
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.keys import ACTION, LENGTH
 from gfn_rb.shapes import Int64
-from gfn_rb.sharing import settle
+from gfn_rb.storages.sharing import settle
 
 _TENSORS = (Tensor, MemoryMappedTensor)
 _HOST = torch.device("cpu")

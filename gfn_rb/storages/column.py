@@ -20,7 +20,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import KeyMismatchError, ShapeError
 from gfn_rb.shapes import Float, Int64, Shaped
-from gfn_rb.storages import require_rows
+from gfn_rb.storages.tensors import require_rows
 
 # What identifies a content: the storage's revision, then of each tensor watched its version and its
 # address, for it may be replaced by another.

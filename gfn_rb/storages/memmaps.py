@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers.storages import LazyMemmapStorage, Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
-from gfn_rb.storages import RowAccess
+from gfn_rb.storages.tensors import RowAccess
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 

@@ -29,8 +29,8 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.errors import ArgumentError
-from gfn_rb.forks import is_inherited, known_storages, note_storage, require_shared
 from gfn_rb.shapes import Int64
+from gfn_rb.storages.forks import is_inherited, known_storages, note_storage, require_shared
 
 _HELD, _RECORDED = range(2)  # the words at the beginning of the file
 _HEAD = mmap.PAGESIZE  # where records begin

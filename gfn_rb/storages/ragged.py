@@ -28,8 +28,9 @@ from gfn_rb.errors import (
 )
 from gfn_rb.keys import ESTIMATOR_OUTPUT, INDEX, LOG_PROB, key_path, length_key, mask_key
 from gfn_rb.numerics.flat import resized
-from gfn_rb.pages import BLOCK, PagePool, places
-from gfn_rb.ragged_rows import (
+from gfn_rb.shapes import Int64, Rows, Shaped
+from gfn_rb.storages.pages import BLOCK, PagePool, places
+from gfn_rb.storages.ragged_rows import (
     columns_of,
     groups_of,
     in_bytes,
@@ -42,8 +43,7 @@ from gfn_rb.ragged_rows import (
     stacked,
     with_masks,
 )
-from gfn_rb.shapes import Int64, Rows, Shaped
-from gfn_rb.storages import EncodedStorage, RowEntry, require_same_entries
+from gfn_rb.storages.tensors import EncodedStorage, RowEntry, require_same_entries
 from gfn_rb.torchrl_compat import all_slots, forget_layout, length_of, set_length
 
 _LENGTH, _PAGES, _VALUES = "length", "pages", "values"
