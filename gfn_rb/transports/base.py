@@ -85,7 +85,7 @@ class SendHandle(ABC):
         if self._transport._wait(lambda: self.done() or None, seconds) is None:
             raise TransportTimeoutError(
                 f"rank {self.dest} did not take a message of {self.nbytes} bytes within "
-                f"{seconds:g} s"
+                f"{seconds:g} s{self._transport._hint()}"
             )
 
 
@@ -265,7 +265,7 @@ class Transport(ABC):
             of_tag = "any tag" if tag is None else f"tag {tag}"
             raise TransportTimeoutError(
                 f"rank {self.rank} received no message from {from_rank} of {of_tag} within "
-                f"{seconds:g} s"
+                f"{seconds:g} s{self._hint()}"
             )
         return self.take(envelope)
 
@@ -313,6 +313,10 @@ class Transport(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+    def _hint(self) -> str:
+        """Return what the error of a wait should add to its message."""
+        return ""
 
     # What a transport implements.
 

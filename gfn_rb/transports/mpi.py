@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeVar
@@ -25,13 +26,12 @@ from gfn_rb.transports.base import (
     Transport,
     polled,
 )
+from gfn_rb.transports.duplicates import Duplicates
 from gfn_rb.transports.launch import is_fault_tolerant
 
 T = TypeVar("T")
 
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
-_HOST_NBYTES = 256
-_MOST_CORES = 4096  # of a machine
 _SELDOM = 8  # polls without success before the peers are checked, which costs more than a poll
 _LAST = 1.0  # seconds that the rest of a message of a process that died may take
 _LONGEST_LOOK = 0.1  # seconds between two looks at a message that count as waiting
@@ -48,9 +48,14 @@ SMALL = 1 << 16  # a smaller first part goes with the first piece; others are se
 class MPITransport(Transport):
     """The endpoint of this process in an MPI communicator.
 
-    The constructor is collective: every process of the communicator calls it and waits for the
-    others without a timeout. With ``python -m mpi4py``, an exception on one process ends all.
-    Messages use duplicates of the communicator and never mix with other traffic. Waits leave the
+    Every process of the communicator calls the constructor, in the same order as other collective
+    calls of that communicator. The constructor does not wait. The first message waits, with its
+    timeout, until all have called it: messages use duplicates of the communicator, so that they
+    never mix with other traffic, and MPI makes no communicator without all of its members. Messages
+    on the communicator itself would need no duplicate. But ``comm.recv()`` of other code, which
+    takes any tag by default, would then take them.
+
+    With ``python -m mpi4py``, an exception on one process ends all. Waits leave the
     processor to other processes, in growing sleeps of up to 2 ms. They begin after 2 ms, or after
     50 us if a machine has fewer cores than ranks. Large buffers are sent without a
     copy.
@@ -79,15 +84,12 @@ class MPITransport(Transport):
             raise ArgumentError(f"comm is a {type(whole).__name__}; expected an mpi4py Intracomm")
         super().__init__(whole.Get_rank(), whole.Get_size(), timeout, max_nbytes)
         try:
-            self._heads, self._bodies = whole.Dup(), whole.Dup()
-            for each in (self._heads, self._bodies):
-                each.Set_errhandler(self._mpi.ERRORS_RETURN)
-            self._hosts = _hosts(self._mpi, self._heads)
-            # A rank that waits on a core that another one needs delays what it waits for.
-            has_own = _have_a_core_each(self._mpi, self._heads)
-            self._eager = EAGER if has_own else EAGER_ON_SHARED_CORE
+            self._duplicates = Duplicates(self._mpi, whole)
         except self._mpi.Exception as error:
             raise self.translated(error) from error
+        self._heads, self._bodies = self._duplicates.heads, self._duplicates.bodies
+        self._is_connected = False
+        self._held: list[tuple[MPISend, Any, memoryview, int]] = []  # pieces until connected
         self._status = self._mpi.Status()
         self._matched: list[_Incoming] = []
         self._refused: set[int] = set()  # ranks whose messages made no sense
@@ -95,8 +97,34 @@ class MPITransport(Transport):
         self._empty_polls = 0
 
     def host(self, rank: int) -> str | None:
-        """Return the name of the machine a rank runs on."""
-        return self._hosts[rank]
+        """Return the name of the machine a rank runs on, None until it is known."""
+        hosts = self._duplicates.hosts
+        return (hosts[rank] or None) if hosts else None
+
+    def _hint(self) -> str:
+        waits = not self._is_connected and self._duplicates.error is None
+        return "; not all ranks have made their MPITransport" if waits else ""
+
+    @property
+    def _eager(self) -> float:
+        """Seconds of a wait until sleeps begin."""
+        return EAGER_ON_SHARED_CORE if self._duplicates.share_cores else EAGER
+
+    def _connected(self) -> bool:
+        """Return whether all ranks have made their endpoints; send what was held back till then.
+
+        Raises:
+            TransportError: MPI could not duplicate the communicator.
+        """
+        if not self._is_connected and self._duplicates.ready():
+            if self._duplicates.error is not None:
+                raise self.translated(self._duplicates.error)
+            self._is_connected = True
+            held, self._held = self._held, []
+            for send, *piece in held:
+                with suppress(TransportError):  # which the handle raises
+                    send.start(*piece)
+        return self._is_connected
 
     def check_peers(self) -> bool:
         """Record ranks that closed their endpoint or died; return whether there are any.
@@ -104,6 +132,8 @@ class MPITransport(Transport):
         Raises:
             TransportError: MPI fails.
         """
+        if not self._connected():
+            return False
         before = len(self._lost)
         try:
             while self._heads.Iprobe(self._mpi.ANY_SOURCE, _GOODBYE, self._status):
@@ -141,6 +171,8 @@ class MPITransport(Transport):
         return send
 
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
+        if not self._connected():
+            return None
         envelope = self._first_whole(source, tag)
         if envelope is None and self._match(source, tag):
             envelope = self._first_whole(source, tag)
@@ -261,6 +293,8 @@ class MPITransport(Transport):
 
     def _record_failures(self) -> None:
         """Record the processes that died, and acknowledge it: each probe would raise it again."""
+        if not self._is_connected:
+            return
         try:
             failed = self._heads.Get_failed()
         except (NotImplementedError, self._mpi.Exception):
@@ -280,6 +314,7 @@ class MPITransport(Transport):
             failed.Free()
 
     def _wait(self, attempt: Callable[[], T | None], seconds: float) -> T | None:
+        # A rank that waits on a core that another one needs delays what it waits for.
         return polled(attempt, seconds, self._eager)
 
     def _is_failure(self, error: Any) -> bool:
@@ -287,6 +322,8 @@ class MPITransport(Transport):
         return error.Get_error_class() in {getattr(self._mpi, name, None) for name in names}
 
     def _close(self, seconds: float) -> None:
+        # Others may be about to connect. Those that come later hear nothing of this rank.
+        polled(lambda: self._connected() or None, min(seconds, _LAST))
 
         def emptied() -> bool | None:
             self._sending = [send for send in self._sending if send.in_flight()]
@@ -294,7 +331,8 @@ class MPITransport(Transport):
 
         polled(emptied, seconds)
         stuck = self._sending  # those to lost ranks do not count
-        for rank in set(range(self.size)) - {self.rank} - self.lost:
+        others = set(range(self.size)) - {self.rank} - self.lost
+        for rank in others if self._is_connected else ():
             goodbye = MPISend(self, rank, 0)
             try:
                 goodbye.start(self._heads, memoryview(b""), _GOODBYE)
@@ -344,7 +382,10 @@ class MPISend(SendHandle):
         self._empty_polls = 0
 
     def start(self, comm: Any, content: memoryview, mpi_tag: int) -> None:
-        """Begin to send a piece."""
+        """Begin to send a piece, or hold it back until all ranks are connected."""
+        if not self._transport._connected():
+            self._transport._held.append((self, comm, content, mpi_tag))
+            return
         try:
             self._requests.append(comm.Isend([content, self._mpi.BYTE], self.dest, mpi_tag))
         except self._mpi.Exception as error:
@@ -356,6 +397,10 @@ class MPISend(SendHandle):
             raise self._error
         if not self.pending:
             return True
+        if not self._transport._connected():
+            return False
+        if self._error is not None:  # of a piece that was held back
+            raise self._error
         try:
             self.pending = not self._mpi.Request.Testall(self._requests)
         except self._mpi.Exception as error:
@@ -410,28 +455,3 @@ def cut(parts: Sequence[Part], nbytes: int) -> tuple[bytes, Sequence[Part]]:
 
 def _made(part: Part) -> bytes | memoryview:
     return part.make() if isinstance(part, LazyBuffer) else part
-
-
-def _hosts(mpi: ModuleType, comm: Any) -> list[str]:
-    """Return the name of every rank's machine."""
-    own = mpi.Get_processor_name().encode()[:_HOST_NBYTES].ljust(_HOST_NBYTES, b"\0")
-    names = bytearray(_HOST_NBYTES * comm.Get_size())
-    comm.Allgather([own, mpi.BYTE], [names, mpi.BYTE])
-    starts = range(0, len(names), _HOST_NBYTES)
-    return [names[i : i + _HOST_NBYTES].rstrip(b"\0").decode(errors="replace") for i in starts]
-
-
-def _have_a_core_each(mpi: ModuleType, comm: Any) -> bool:
-    """Return whether the ranks of this machine may run on as many cores as they are."""
-    usable = np.zeros(_MOST_CORES, np.uint8)
-    # Launchers may bind each rank to a core of its own.
-    cores = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-    usable[[core % _MOST_CORES for core in cores]] = 1
-    local = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    try:
-        local.Allreduce(mpi.IN_PLACE, [usable, mpi.BYTE], mpi.BOR)
-        return int(usable.sum()) >= int(local.Get_size())
-    finally:
-        local.Free()

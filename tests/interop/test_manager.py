@@ -376,6 +376,8 @@ def test_processes_meet_by_both_backends(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_may_wait_for_another_once_all_are_connected() -> None:
+@pytest.mark.parametrize("how", ["mpi", "a file", "late"])
+def test_a_rank_may_wait_for_another_before_its_first_add(how: str, tmp_path: Path) -> None:
     program = Path(__file__).with_name("waiting_rank.py")
-    assert [each["scores"] for each in reports(under_mpiexec(3, program))] == [None, 4.0, 4.0]
+    found = reports(under_mpiexec(3, program, str(tmp_path / "added") if how == "a file" else how))
+    assert [each["scores"] for each in found] == [None, 4.0, 4.0]

@@ -55,6 +55,8 @@ def main() -> None:
         transport.send([b"end"], 2, 3)
     elif transport.rank == 1:
         mpi, kept = transport._mpi, []
+        while not transport._connected():
+            time.sleep(0.01)
         tag = 0 if kind == "goodbye with words" else 3  # of MPI, one more than those of messages
         kept.append(transport._heads.Isend([HEADS[kind], mpi.BYTE], 0, tag))
         if kind in BODIES:

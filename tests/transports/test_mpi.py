@@ -45,12 +45,16 @@ def test_others_go_on_after_a_rank_was_killed() -> None:
 
 
 ON_CORES = """
-import json, os, sys
+import json, os, sys, time
 import transports.little
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 os.sched_setaffinity(0, [int(sys.argv[1 + rank])])
 from gfn_rb.transports.mpi import MPITransport
 transport = MPITransport()
+transport.send([b"here"], 1 - rank)
+transport.recv()
+while transport.host(rank) is None:
+    time.sleep(0.01)
 print(json.dumps({"rank": rank, "eager": transport._eager}), flush=True)
 transport.close()
 """
@@ -66,6 +70,63 @@ def test_ranks_without_a_core_each_leave_it_to_others_at_once(tmp_path: Path) ->
     for other in others[:1]:
         found = reports(under_mpiexec(2, program, str(one), str(other)))
         assert [each["eager"] for each in found] == [EAGER] * 2
+
+
+LATE = """
+import json, sys, time
+import transports.little
+from gfn_rb.errors import TransportTimeoutError
+from gfn_rb.transports.mpi import MPITransport
+from mpi4py import MPI
+how, world = sys.argv[1], MPI.COMM_WORLD
+rank, said = world.Get_rank(), ""
+if rank == 2 and how == "late":
+    world.recv(source=0)  # sent once rank 0 has its endpoint, and a message to this one on its way
+start = time.monotonic()
+transport = MPITransport(timeout=60.0)
+made_in = time.monotonic() - start
+if rank == 2:
+    received = bytes(transport.recv(0).data) if how == "late" else b""
+    transport.close()
+elif rank == 1 or how == "early":
+    transport.send([bytes([rank])], 1 - rank)
+    received = bytes(transport.recv(1 - rank).data)
+else:
+    small, large = transport.isend([b"x" * 8], 2), transport.isend([bytes(3_000_000)], 1)
+    for call in (lambda: small.wait(0.2), lambda: transport.recv(timeout=0.1)):
+        try:
+            call()
+        except TransportTimeoutError as error:
+            said += str(error)
+    world.send("go on", dest=2)
+    small.wait()
+    large.wait()
+    transport.send([b"0"], 1)
+    received = bytes(transport.recv(1).data)
+if how == "late" and rank == 1:
+    received = bytes(transport.recv(0).data)[:1]
+print(json.dumps({"rank": rank, "received": received.hex(), "said": said, "made": made_in}))
+sys.stdout.flush()
+transport.close()
+"""
+
+
+@pytest.mark.slow
+def test_an_endpoint_is_made_without_the_others_and_sends_once_they_have_theirs(
+    tmp_path: Path,
+) -> None:
+    (program := tmp_path / "late.py").write_text(LATE)
+    found = reports(under_mpiexec(3, program, "late"))
+    assert [each["received"] for each in found] == ["01", "30", b"x".hex() * 8]
+    assert all(each["made"] < 2.0 for each in found)
+    assert found[0]["said"].count("; not all ranks have made their MPITransport") == 2
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_at_once_keeps_nobody_from_connecting(tmp_path: Path) -> None:
+    (program := tmp_path / "early.py").write_text(LATE)
+    found = reports(under_mpiexec(3, program, "early"))
+    assert [each["received"] for each in found] == ["01", "00", ""]
 
 
 def test_groups_of_dead_processes_are_freed() -> None:
@@ -87,8 +148,9 @@ def test_groups_of_dead_processes_are_freed() -> None:
     transport = MPITransport.__new__(MPITransport)
     comm = SimpleNamespace(Get_failed=Group, Get_group=Group, Ack_failed=lambda: None)
     transport._heads = transport._bodies = comm
+    transport._is_connected, transport._duplicates = True, SimpleNamespace(hosts=["here"])
     transport._mpi = SimpleNamespace(Exception=ZeroDivisionError)
-    transport._lost, transport._unreported, transport._hosts = {}, [], ["here"]
+    transport._lost, transport._unreported = {}, []
     for _ in range(5):
         transport._record_failures()
     assert transport.lost == {0}

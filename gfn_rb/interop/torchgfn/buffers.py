@@ -20,6 +20,7 @@ from gfn_rb.interop.torch_files import read_torch_file, write_torch_file
 from gfn_rb.interop.torchgfn.remote import (
     BACKENDS,
     SharedWorker,
+    begin,
     endpoint,
     require_sendable,
     scores_of,
@@ -119,6 +120,7 @@ class ReplayBuffer:
         if remote_manager_rank is not None:
             as_count("remote_manager_rank", remote_manager_rank, 0)
             require_sendable(env)
+            begin(communication_backend)
 
     def add(self, training_container: Any) -> dict[str, float] | None:
         """Add items, and send those that are due to the manager.

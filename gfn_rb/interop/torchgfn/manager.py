@@ -16,7 +16,7 @@ from gfn_rb import remote
 from gfn_rb.arguments import require_choice, require_kind, require_number
 from gfn_rb.errors import ArgumentError
 from gfn_rb.interop.torchgfn.buffers import NormBasedDiversePrioritizedReplayBuffer, ReplayBuffer
-from gfn_rb.interop.torchgfn.remote import BACKENDS, PATIENCE, endpoint, require_sendable
+from gfn_rb.interop.torchgfn.remote import BACKENDS, PATIENCE, begin, endpoint, require_sendable
 from gfn_rb.interop.torchgfn.rows import container_of
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.transports import Transport
@@ -107,6 +107,7 @@ class ReplayBufferManager:
             else ReplayBuffer(env, capacity, prioritized_capacity=True, timing=timing)
         )
         self.is_running = True
+        begin(communication_backend)
 
     @property
     def replay_buffer(self) -> ReplayBuffer:

@@ -16,6 +16,7 @@ from gfn_rb.remote import BaselineFilter, ManagerQueries, ReplayBufferWorker, Re
 from gfn_rb.remote.worker import Mode
 from gfn_rb.torchrl_compat import default_store
 from gfn_rb.transports import MPITransport, TCPTransport, Transport
+from gfn_rb.transports.launch import launched
 
 PATIENCE = 1800.0  # seconds, those of torch.distributed; torchgfn waits for ever
 
@@ -93,12 +94,19 @@ _endpoints: dict[str, Endpoint] = {}
 BACKENDS = {"mpi": "mpi", "torch": "gloo", "gloo": "gloo"}
 
 
-def connect(communication_backend: str | None = None) -> None:
-    """Connect this process to the others now, instead of with its first message.
+def begin(communication_backend: str) -> None:
+    """Begin to connect this process by MPI, if mpiexec started it; does not wait for others."""
+    started = launched() if BACKENDS[communication_backend] == "mpi" else None
+    if started is not None and started.transport == "mpi":
+        endpoint("mpi")
 
-    The connection waits until each rank of the run makes it. A rank that waits for another one
-    before its first ``add`` would otherwise wait for ever, and the other one for it. Each rank,
-    the manager included, calls this before it waits for others.
+
+def connect(communication_backend: str | None = None) -> None:
+    """Begin to connect this process to the others now; does not wait for them.
+
+    The first message of a process waits until every rank has begun. A rank begins when it makes a
+    buffer with a manager, or the manager. A rank that waits for another one before that, or makes
+    neither, calls this first: otherwise the other rank waits for it in its first ``add``.
 
     Args:
         communication_backend: that of the buffers and the manager. Default: MPI.
@@ -110,7 +118,7 @@ def connect(communication_backend: str | None = None) -> None:
 
 
 def endpoint(backend: str | None = None) -> Endpoint:
-    """Return the endpoint of this process; the first call makes it, and waits for all processes.
+    """Return the endpoint of this process; the first call makes it.
 
     The backend None means that of the first call, or MPI.
     """
