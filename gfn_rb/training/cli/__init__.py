@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from gfn_rb.errors import ArgumentError, GfnRbError
 from gfn_rb.training.session import RefusedError
 from gfn_rb.training.session.reading import printable
+from gfn_rb.training.session.signals import Interrupt
 from gfn_rb.transports.launch import end_process, launched
 
 __all__ = ["main"]
@@ -34,11 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by a daemon
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    interrupt = Interrupt()
+    if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()
+            interrupt.is_spent = True  # the process ends, where a traceback would be of no use
     except BrokenPipeError:  # the reader of the output, such as head, has closed it
         nothing = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):  # which the interpreter flushes at its end
@@ -84,8 +89,6 @@ def _attempt(arguments: Sequence[str] | None) -> int:
         hint = "pip install '.[train]' in a clone of gfn_rb"
         return _complain(f"{error.name} is not installed: {hint}", _FAILURE)
     except KeyboardInterrupt:
-        if arguments is None:  # the process ends, and another Ctrl-C would print a traceback
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
         return _complain("interrupted", _INTERRUPTED)
     except Exception as error:
         if isinstance(error, MemoryError) or "memory" in str(error):  # torch raises RuntimeError

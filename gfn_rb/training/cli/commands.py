@@ -32,6 +32,7 @@ from gfn_rb.training import rules
 from gfn_rb.training.cli.completion import completion_script
 from gfn_rb.training.config import CONFIGS, TrainConfig, find_config, group_named
 from gfn_rb.training.options import MAIN_OPTIONS, GeneralOptions, TransportName
+from gfn_rb.training.session.signals import Interrupt
 
 if TYPE_CHECKING:
     import gfn_rb.training.session.run
@@ -42,7 +43,8 @@ def importing() -> Iterator[None]:
     """Let Ctrl-C end the process at once, with status 130, while modules are imported."""
     # Within the import of an extension module, KeyboardInterrupt may become another error or get
     # lost. A process that ignores SIGINT, as under nohup, keeps to that.
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = signal.getsignal(signal.SIGINT)
+    is_default = before is signal.default_int_handler or isinstance(before, Interrupt)
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -50,7 +52,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
     gc.freeze()  # collections need not look again at what imports have made
 
 

@@ -47,6 +47,7 @@ from gfn_rb.training.session.rank_hooks import (
     longest_silence,
     make_manager,
 )
+from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
 from gfn_rb.transports.base import SHUTDOWN_SECONDS, ShutdownBudget, never
@@ -122,7 +123,7 @@ def run_rank(
 ) -> run.RunResult | None:
     """Run one rank, which trains or manages, from beginning to end, and close its transport."""
     # Made before what waits for others, all of which share the one second left after a signal.
-    stop = run.StopSignals()
+    stop = StopSignals()
     shutdown = ShutdownBudget(lambda: stop.received is not None)
     silence = longest_silence(config, roles)
     everyone = Star(transport, range(roles.size), silence, shutdown)
@@ -171,7 +172,7 @@ def _train(
     roles: RankRoles,
     manager: ManagerHooks | None,
     folder: RunFolder,
-    stop: run.StopSignals,
+    stop: StopSignals,
 ) -> run.RunResult | None:
     """Train from where the folder's checkpoint is, and report, unless a signal stops it."""
     start, counters, is_first = time.perf_counter(), dict[str, Any](), everyone.is_first

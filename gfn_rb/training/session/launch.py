@@ -22,6 +22,7 @@ from gfn_rb.training.session import distributed, run
 from gfn_rb.training.session.folder import RunFolder, RunLock, run_secret
 from gfn_rb.training.session.joining import find_launch
 from gfn_rb.training.session.reading import read_json
+from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports.launch import Launch
 
@@ -138,7 +139,7 @@ def _run(
     if earlier is not None:
         run.restore(trainer, earlier)
     folder = prepare()
-    with run.StopSignals() as stop:
+    with StopSignals() as stop:
         result = run.run_training(trainer, folder, stop)
         if result.stopped_by is None:
             page.write_report(result.folder, result.trainer)

@@ -26,7 +26,7 @@ from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import SoftmaxDraw
 from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.training.session.joining import Star
-from gfn_rb.training.session.run import StopSignals
+from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports import Transport
 from gfn_rb.transports.base import never

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
-from types import FrameType
 from typing import Any, NamedTuple
 
 from torchrl.data import ReplayBuffer
@@ -25,6 +22,7 @@ from gfn_rb.codec.primitives import one_line
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.session.folder import RunFolder, write_metrics
+from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import FLOW, Row, Trainer
 
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
@@ -139,41 +137,6 @@ def start_logger(
 logger = logging.getLogger(__name__)
 
 
-class StopSignals:
-    """Turns the first SIGINT or SIGTERM into a request to stop; a second one interrupts at once.
-
-    A third ends the process, whatever it is doing.
-    """
-
-    _signals = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._is_second = False
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # others cannot handle signals
-            self._before = {number: signal.signal(number, self._handle) for number in self._signals}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def request(self) -> None:
-        """Ask to stop as SIGTERM would."""
-        self.received = self.received or signal.SIGTERM
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._is_second:
-            os._exit(128 + number)
-        if self.received is not None:
-            self._is_second = True
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number)
-
-
 class RunResult(NamedTuple):
     """The result of a run.
 
@@ -250,15 +213,19 @@ def run_training(
     def is_stopped() -> bool:
         return stop.received is not None if stops is None else stops()
 
+    def explain() -> str:
+        what = "nothing is saved" if saved is None else f"step {saved:,} is saved"
+        return f"interrupted: {what}; continue with: {folder.how_to_resume()}"
+
+    if folder.rank == 0:
+        stop.explain = explain
+
     @contextmanager
     def told_what_is_saved() -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            if folder.rank == 0:
-                what = "nothing is saved" if saved is None else f"step {saved:,} is saved"
-                how = f"; continue with: {folder.how_to_resume()}"
-                print(f"interrupted: {what}{how}", file=sys.stderr, flush=True)
+            stop.tell()
             raise
 
     with told_what_is_saved(), progress(trainer, describe, disable=folder.rank > 0) as advance:

@@ -1,16 +1,22 @@
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from training.session.distributed_runs import until
 from training.training_runs import GRID, equal, grid, timeless
 
+import gfn_rb
 from gfn_rb.checkpoint import load_state
 from gfn_rb.errors import ArgumentError, CheckpointCorruptError, CheckpointError
 from gfn_rb.remote import ReplayBufferManager
@@ -18,6 +24,7 @@ from gfn_rb.training import ManagersOptions, Trainer, page, resume, train
 from gfn_rb.training.session import RefusedError, launch, run as run_module
 from gfn_rb.training.session.folder import RunFolder
 from gfn_rb.training.session.reading import read_metrics
+from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.transports.launch import Launch
 
 
@@ -157,7 +164,7 @@ def test_a_full_disk_ends_one_of_several_ranks_and_a_run_that_is_stopped(
     at_step(7, lambda: signal.raise_signal(signal.SIGTERM))
     config = replace(GRID, out=tmp_path / "run")
     stops = (lambda: False) if step == 4 else None
-    with pytest.raises(CheckpointError, match="No space left"), run_module.StopSignals() as stop:
+    with pytest.raises(CheckpointError, match="No space left"), StopSignals() as stop:
         run_module.run_training(Trainer(config), RunFolder.create(config), stop, stops=stops)
 
 
@@ -186,7 +193,7 @@ def test_a_signal_stops_after_the_step_with_a_checkpoint(number, reference, tmp_
 
 @pytest.mark.slow
 def test_a_second_signal_acts_at_once():
-    with run_module.StopSignals() as stop:
+    with StopSignals() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.received is signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
@@ -196,7 +203,7 @@ def test_a_second_signal_acts_at_once():
 @pytest.mark.slow
 def test_other_threads_leave_signals_alone():
     def received():
-        with run_module.StopSignals() as stop:
+        with StopSignals() as stop:
             return stop.received
 
     with ThreadPoolExecutor(1) as pool:  # signal.signal raises there
@@ -308,7 +315,7 @@ def test_a_second_interrupt_says_what_is_saved_and_how_to_go_on(
 
 THRICE = """
 import signal
-from gfn_rb.training.session.run import StopSignals
+from gfn_rb.training.session.signals import StopSignals
 
 with StopSignals():
     for _ in range(3):
@@ -323,3 +330,29 @@ with StopSignals():
 def test_a_third_interrupt_ends_the_process_without_a_word():
     done = subprocess.run([sys.executable, "-c", THRICE], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "second\n", "")
+
+
+LAST_LINES = ("; continue with: gfn-rb resume run", "gfn-rb: interrupted")
+
+
+@pytest.mark.slow
+def test_interrupts_in_quick_succession_leave_no_traceback(tmp_path):
+    """Real signals to the real command, at gaps of 0 to 9 ms."""
+    words = ["train", "hypergrid", "--steps", "1000000", "--checkpoint-every", "100000"]
+    env = {**os.environ, "PYTHONPATH": str(Path(gfn_rb.__file__).parents[1])}
+    command = [sys.executable, "-m", "gfn_rb", *words, "--out", "run"]
+    for i in range(10):
+        (folder := tmp_path / str(i)).mkdir()
+        with (folder / "err").open("w+") as err:
+            child = subprocess.Popen(command, cwd=folder, stderr=err, env=env)
+            until((folder / "run" / "metrics.csv").exists)
+            time.sleep(i % 5 * 0.02)
+            for _ in range(3):
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGINT)
+                time.sleep(i % 10 * 0.001)
+            assert child.wait(60) == 130
+            err.seek(0)
+            said = err.read()
+        assert not re.search("Traceback|Exception", said), said
+        assert said.rstrip().endswith(LAST_LINES), said
