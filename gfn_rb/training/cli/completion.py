@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import redirect_stdout, suppress
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_type_hints
 
 import tyro
+
+from gfn_rb.training.rules import groups_of
 
 # zsh runs functions of bash after bashcompinit. Where no word fits, files do.
 _SCRIPT = """\
@@ -50,11 +53,22 @@ def completion_script(
         command = f"train {name}" if name in environments else name
         options[command] = [flag for each in specs[name] for flag in each["flags"] if flag != "-h"]
         if name in environments:
-            options[command].append("--help-all")
+            others = _of_all_kinds(environments[name])
+            options[command] = [*dict.fromkeys([*options[command], *others, "--help-all"])]
         for each in specs[name]:
             if found := _CHOICES.match(each["description"]):
                 values |= {f"{command} {flag}": found[1].split(",") for flag in each["flags"]}
     return _SCRIPT.format(options=_cases(options), values=_cases(values))
+
+
+def _of_all_kinds(config: type) -> Iterator[str]:
+    """Yield the options of groups that have several kinds, of which tyro knows the default one."""
+    for name, hint in get_type_hints(config).items():
+        groups = groups_of(hint)
+        for group in groups if len(groups) > 1 else ():
+            for each in fields(group):
+                if each.name != "kind":
+                    yield f"--{name}.{each.name}".replace("_", "-")
 
 
 def _specs(kinds: Mapping[str, Callable[..., Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -20,6 +20,8 @@ LINES = {
     "train tfb": "train tfbind8",
     "train tfbind8 --checkpoint-e": "train tfbind8 --checkpoint-every",
     "train tfbind8 --draw quant": "train tfbind8 --draw quantile",
+    "train tfbind8 --draw.top-f": "train tfbind8 --draw.top-fraction",
+    "train tfbind8 --keep.cut": "train tfbind8 --keep.cutoff",
     "resume --transport gl": "resume --transport gloo",
     "inspect rb.c": "inspect rb.ckpt",
 }
