@@ -413,6 +413,16 @@ def test_padding_that_a_named_mask_shows_is_not_stored(side, dtype, unique):
     assert torch.equal(rows["input_ids_mask"], rows["attention_mask"].bool())
 
 
+def test_a_named_mask_is_that_of_tokens_beside_text():
+    storage = RaggedStorage(
+        8, {"input_ids": 9, "answer": 20}, mask="attention_mask", text=["answer"]
+    )
+    rb = fifo_buffer(8, storage=storage)
+    rb.extend({"input_ids": IDS, "attention_mask": ATTENTION, "answer": ["yes", "no"]})
+    assert rb[:]["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
+    assert [*rb[:]["answer"]] == ["yes", "no"]
+
+
 def test_entries_of_one_length_move_with_their_mask():
     rb = of_tokens(ragged={"input_ids": 9, "hidden": "input_ids"})
     left = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])

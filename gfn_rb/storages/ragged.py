@@ -94,7 +94,6 @@ class RaggedStorage(EncodedStorage):
         require_kind("ragged", ragged, Mapping)
         self.page_size = None if page_size is None else as_count("page_size", page_size)
         self._limit, self._groups = groups_of(ragged)
-        self.masks = masks_of(mask, [*self._groups])
         # Of each entry that differs in length, the entry whose lengths it has.
         self.ragged = {name: key for key, group in self._groups.items() for name in group}
         # Of each entry of a content that holds such values, the entry of the lengths.
@@ -109,6 +108,7 @@ class RaggedStorage(EncodedStorage):
             raise ArgumentError(
                 f"text must name entries of ragged, {list(self.ragged)}, got {list(text)}"
             )
+        self.masks = masks_of(mask, [name for name in self._groups if name not in self.text])
         self._pools: dict[NestedKey, PagePool] = {}
         self._highest = dict.fromkeys(self._groups, 0)  # length that was ever stored
         # Of the last write by group: slots, their page tables, and the pages that they had before.
