@@ -227,7 +227,7 @@ class QuickLaws(ABC):
         if isinstance(self.env, SequenceEnv):
             check_same(what, legal & (state == EMPTY).any(1), False, state)
         elif self.every_state_terminates:
-            check_same(what, legal, True, state)
+            check_same(f"{what}, as every_state_terminates is True,", legal, True, state)
         elif self.every_state_terminates is False:
             assert not legal.all(), (
                 f"{what} is True in all {len(state)} states of random walks, {state[0].tolist()} "

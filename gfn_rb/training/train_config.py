@@ -44,7 +44,9 @@ class TrainConfig(options.GeneralOptions):
     Attributes:
         env: short name of the environment in names of folders and in titles. Default: the name of
             the class.
-        every_state_terminates: whether every state of the environment is terminating.
+        every_state_terminates: whether the exit action is legal in every state of the environment.
+            Assign True in the class of your configuration for modified detailed balance, which
+            needs it; the environment is then checked for it. Default: False.
         distance_p: exponent of the norm by which diverse buffers compare states; 0 counts the
             places that differ.
 
@@ -155,7 +157,7 @@ class TrainConfig(options.GeneralOptions):
         loss, stored = LOSSES[self.loss], self.replay_name
         gives, share = REPLAY[stored].gives, self.teacher.share
         others = ", ".join(name for name, each in LOSSES.items() if not each.every_state_terminates)
-        why = f"with {self.env}, where not every state is terminating"
+        why = f"with {self.env}, whose configuration has every_state_terminates = False"
         fits = self.every_state_terminates or not loss.every_state_terminates
         yield "loss", fits, f"one of {others} {why}"
         fits = self.loss != "vargrad" or self.batch_size > 1
