@@ -41,7 +41,7 @@ def calls_of(work):
 @pytest.mark.parametrize(
     ("options", "most"),
     [
-        ({}, 76),
+        ({}, 77),  # 76 and, with TorchRL's nightly, a call that wakes waiting draws
         ({"unique": "state"}, 94),
         ({"unique": "state", "compact": "narrow", "env": HyperGrid(ndim=16, height=8)}, 160),
     ],
