@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
             interrupt.is_spent = True  # the process ends, where a traceback would be of no use
+            if (colors := sys.modules.get("colorama.initialise")) is not None:  # numba's
+                atexit.unregister(colors.reset_all)  # an escape code as the last line of a log
     except BrokenPipeError:  # the reader of the output, such as head, has closed it
         nothing = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):  # which the interpreter flushes at its end

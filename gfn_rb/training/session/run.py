@@ -181,6 +181,14 @@ def run_training(
     tells whether all ranks stop after this step; None for a run of one rank, which a signal stops.
     """
     config = trainer.config
+    saved = trainer.steps_done if folder.checkpoint.exists() else None
+
+    def explain() -> str:
+        what = "nothing is saved" if saved is None else f"step {saved:,} is saved"
+        return f"interrupted: {what}; continue with: {folder.how_to_resume()}"
+
+    if folder.rank == 0:
+        stop.explain = explain
     if not trainer.history:
         trainer.record()
     # Logs begin anew: a killed run may have got further than its checkpoint.
@@ -190,8 +198,6 @@ def run_training(
     def write(row: Row) -> None:
         write_metrics(folder.metrics, [*(r for r in trainer.history if r is not row), row])
         log(row)
-
-    saved = trainer.steps_done if folder.checkpoint.exists() else None
 
     def save() -> None:
         nonlocal saved
@@ -213,22 +219,7 @@ def run_training(
     def is_stopped() -> bool:
         return stop.received is not None if stops is None else stops()
 
-    def explain() -> str:
-        what = "nothing is saved" if saved is None else f"step {saved:,} is saved"
-        return f"interrupted: {what}; continue with: {folder.how_to_resume()}"
-
-    if folder.rank == 0:
-        stop.explain = explain
-
-    @contextmanager
-    def told_what_is_saved() -> Iterator[None]:
-        try:
-            yield
-        except KeyboardInterrupt:
-            stop.tell()
-            raise
-
-    with told_what_is_saved(), progress(trainer, describe, disable=folder.rank > 0) as advance:
+    with progress(trainer, describe, disable=folder.rank > 0) as advance:
         while trainer.steps_done < config.steps and not is_stopped():
             advance(trainer.step())
             if config.is_measured(trainer.steps_done):
@@ -239,8 +230,7 @@ def run_training(
             if trainer.steps_done % config.checkpoint_every == 0 and not is_last:
                 with written():
                     save()
-    with told_what_is_saved():
-        save()
+    save()
     if is_stopped():
         if folder.rank == 0:
             done = f"stopped after {trainer.steps_done:,} steps, which are saved"

@@ -51,7 +51,10 @@ class StopSignals:
             self._before = {number: signal.signal(number, self._handle) for number in self._signals}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt and self.explain is not None:
+            print(self.explain(), file=sys.stderr, flush=True)
+            self.explain = None  # a signal in the meantime prints it twice rather than not at all
         for number, handler in self._before.items():
             if isinstance(handler, Interrupt) and self.received is not None:
                 handler.is_spent = True  # the command is about to end
@@ -60,12 +63,6 @@ class StopSignals:
     def request(self) -> None:
         """Ask to stop as SIGTERM would."""
         self.received = self.received or signal.SIGTERM
-
-    def tell(self) -> None:
-        """Print the line of :attr:`explain`, once."""
-        if self.explain is not None:
-            print(self.explain(), file=sys.stderr, flush=True)
-            self.explain = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._is_second:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -309,6 +310,25 @@ def test_a_signal_says_how_to_go_on(number, code, capsys, monkeypatch):
 def test_an_interrupt_before_training_ends_quietly(capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "__init__", Mock(side_effect=KeyboardInterrupt))
     assert refusal(capsys, *GRID) == (130, "gfn-rb: interrupted")
+
+
+COLORED = """
+import colorama, sys
+colorama.init()  # as numba does where it formats an error
+from gfn_rb.training.cli import main
+sys.exit(main(["--version"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_no_escape_code_at_the_end():
+    pytest.importorskip("colorama")
+    ours, theirs = pty.openpty()  # mpiexec gives one to each rank, also where it writes to a file
+    done = subprocess.run([sys.executable, "-c", COLORED], stdout=theirs, check=True)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert os.read(ours, 1000).decode() == f"gfn-rb {gfn_rb.__version__}\r\n"
+    os.close(ours)
 
 
 INTERRUPTED = """
