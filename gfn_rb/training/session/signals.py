@@ -52,13 +52,15 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is KeyboardInterrupt and self.explain is not None:
+        if (is_interrupted := self._is_second and kind is not None) and self.explain is not None:
             print(self.explain(), file=sys.stderr, flush=True)
             self.explain = None  # a signal in the meantime prints it twice rather than not at all
         for number, handler in self._before.items():
             if isinstance(handler, Interrupt) and self.received is not None:
                 handler.is_spent = True  # the command is about to end
             signal.signal(number, handler)
+        if is_interrupted and kind is not KeyboardInterrupt:  # C code may make another error of it
+            raise KeyboardInterrupt
 
     def request(self) -> None:
         """Ask to stop as SIGTERM would."""

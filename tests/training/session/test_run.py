@@ -332,6 +332,18 @@ def test_a_third_interrupt_ends_the_process_without_a_word():
     assert (done.returncode, done.stdout, done.stderr) == (130, "second\n", "")
 
 
+def test_an_interrupt_that_became_another_error_is_one():
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:  # as extension modules do
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(KeyboardInterrupt), StopSignals():
+        twice()
+
+
 LAST_LINES = ("; continue with: gfn-rb resume run", "gfn-rb: interrupted")
 
 
