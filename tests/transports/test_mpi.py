@@ -74,6 +74,8 @@ def test_ranks_without_a_core_each_leave_it_to_others_at_once(tmp_path: Path) ->
 
 LATE = """
 import json, sys, time
+import mpi4py
+mpi4py.rc.thread_level = sys.argv[2]
 import transports.little
 from gfn_rb.errors import TransportTimeoutError
 from gfn_rb.transports.mpi import MPITransport
@@ -112,11 +114,12 @@ transport.close()
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("threads", ["multiple", "serialized"])
 def test_an_endpoint_is_made_without_the_others_and_sends_once_they_have_theirs(
-    tmp_path: Path,
+    threads: str, tmp_path: Path
 ) -> None:
     (program := tmp_path / "late.py").write_text(LATE)
-    found = reports(under_mpiexec(3, program, "late"))
+    found = reports(under_mpiexec(3, program, "late", threads))
     assert [each["received"] for each in found] == ["01", "30", b"x".hex() * 8]
     assert all(each["made"] < 2.0 for each in found)
     assert found[0]["said"].count("; not all ranks have made their MPITransport") == 2
@@ -125,7 +128,7 @@ def test_an_endpoint_is_made_without_the_others_and_sends_once_they_have_theirs(
 @pytest.mark.slow
 def test_a_rank_that_leaves_at_once_keeps_nobody_from_connecting(tmp_path: Path) -> None:
     (program := tmp_path / "early.py").write_text(LATE)
-    found = reports(under_mpiexec(3, program, "early"))
+    found = reports(under_mpiexec(3, program, "early", "multiple"))
     assert [each["received"] for each in found] == ["01", "00", ""]
 
 
