@@ -30,19 +30,27 @@ def compiled(loop: Callable[..., Any]) -> Any:
     return dispatcher
 
 
-def borrowing(loop: Callable[..., Any]) -> Any:
+def borrowing(loop: Callable[..., Any], is_inlined: bool = False) -> Any:
     """Compile a part of other loops that allocates nothing and returns no array.
 
     Its arrays are borrowed from the loop that calls it, so that numba counts no references to them.
     Counting takes about 10 ns for each array and call: 130 ns instead of 1 for a call with four
-    tables (numba 0.68.1, option ``_nrt``). The part is always inlined: a call passes each array as
-    seven numbers, of which tables have dozens, and takes 70 ns where LLVM leaves it a call.
+    tables (numba 0.68.1, option ``_nrt``).
     """
     if numba.config.DISABLE_JIT:
         return np.errstate(over="ignore")(loop)
-    dispatcher = numba.njit(nogil=True, _nrt=False, forceinline=True)(loop)
+    dispatcher = numba.njit(nogil=True, _nrt=False, forceinline=is_inlined)(loop)
     keep_compiled(dispatcher)
     return dispatcher
+
+
+def inlined(loop: Callable[..., Any]) -> Any:
+    """Compile a part as :func:`borrowing` does, and have each caller contain it.
+
+    A call passes each array as seven numbers, of which tables have dozens: 70 ns where LLVM leaves
+    it a call. Long parts that are called from several places take seconds to compile by this.
+    """
+    return borrowing(loop, is_inlined=True)
 
 
 def as_array(values: Float[Tensor, "n"]) -> Float[np.ndarray, "n"]:

@@ -28,7 +28,7 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from gfn_rb.kernels import borrowing, compiled
+from gfn_rb.kernels import borrowing, compiled, inlined
 from gfn_rb.kernels.memory import (
     IS_AVAILABLE,
     address_of,
@@ -152,23 +152,23 @@ def empty_slots(capacity: int) -> Slots:
 # emptied, and the threshold is minus infinity then.
 
 
-@borrowing
+@inlined
 def _is_worse(a, b):
     """Return whether a row, or an entry of the heap, leaves before another."""
     return a["key"] < b["key"] or (a["key"] == b["key"] and a["age"] < b["age"])
 
 
-@borrowing
+@inlined
 def _set_threshold(worst, key, age):
     worst[-1]["key"], worst[-1]["age"] = key, age
 
 
-@borrowing
+@inlined
 def _set_entry(worst, at, key, age, slot):
     worst[at]["key"], worst[at]["age"], worst[at]["slot"] = key, age, slot
 
 
-@borrowing
+@inlined
 def _sink(worst, at, n):
     """Let an entry sink until the worst of each family is on top.
 
@@ -191,7 +191,7 @@ def _sink(worst, at, n):
     _set_entry(worst, at, key, age, slot)
 
 
-@borrowing
+@inlined
 def _note(slot, slots):
     """Take up a row among the worst ones if it is below the threshold."""
     held, worst, at = slots.held[slot], slots.worst, slots.state[N_WORST]
@@ -211,12 +211,21 @@ def _note(slot, slots):
     _set_entry(worst, at, held["key"], held["age"], slot)
 
 
-@compiled
-def _quantile(entries, part):
-    """Return where the entry is that a part of all leaves before."""
-    by_age = entries["age"].copy().argsort()
-    key = entries["key"].copy()[by_age]
-    return by_age[key.argsort(kind="mergesort")[int(len(entries) * part)]]
+@borrowing
+def _heapify(worst, n):
+    """Make the first entries a heap, from the last family up."""
+    for at in range((n - 2) >> 2, -1, -1):
+        _sink(worst, at, n)
+
+
+@borrowing
+def _cut(worst, n, part):
+    """Take the entry for the threshold that a part of the first n leave before."""
+    _heapify(worst, n)
+    for left in range(n - 1, n - 1 - int(n * part), -1):
+        _set_entry(worst, 0, worst[left]["key"], worst[left]["age"], worst[left]["slot"])
+        _sink(worst, 0, left)
+    _set_threshold(worst, worst[0]["key"], worst[0]["age"])
 
 
 @compiled
@@ -236,9 +245,7 @@ def _collect(length, slots):
                 _set_entry(worst, n, held[slot]["key"], held[slot]["age"], slot)
                 n += 1
         if n > 0:
-            part = max(1 / _PART, _FEWEST / length)
-            at = _quantile(worst[:n], part)
-            _set_threshold(worst, worst[at]["key"], worst[at]["age"])
+            _cut(worst, n, max(1 / _PART, _FEWEST / length))
     while True:
         n, low_key, low_age = 0, worst[-1]["key"], worst[-1]["age"]
         for slot in range(length):
@@ -248,18 +255,16 @@ def _collect(length, slots):
                     _set_entry(worst, n, key, age, slot)
                 n += 1
         if n > most:  # the sample misled
-            at = _quantile(worst[:most], 0.25)
-            _set_threshold(worst, worst[at]["key"], worst[at]["age"])
+            _cut(worst, most, 0.25)
         elif n == 0 and low_key < np.inf:  # it was the worst row of all: that one, and it alone
             _set_threshold(worst, low_key, low_age + 1)
         else:
             break
     slots.state[N_WORST] = n
-    for at in range((n - 2) >> 2, -1, -1):
-        _sink(worst, at, n)
+    _heapify(worst, n)
 
 
-@borrowing
+@inlined
 def _first_known(slots):
     """Return the slot of the first row of the heap, ``NO_SLOT`` of none."""
     state, worst = slots.state, slots.worst
@@ -295,7 +300,7 @@ def worst_of(length, slots):
 _CHILD, _NEXT, _PRIOR = 1, 2, 3  # columns of links
 
 
-@borrowing
+@inlined
 def _meld(a, b, link, held):
     """Join two heaps without neighbours, and return the worst slot."""
     if _is_worse(held[b], held[a]):
@@ -396,7 +401,7 @@ def _chosen_twins(rows, codes, key, takes_last, is_newest):
     return is_chosen
 
 
-@borrowing
+@inlined
 def _leave(slot, slots, objects, groups, offer):
     """Take a row out of all that is known of it; by its age, its entry in the heap is void."""
     if offer.on_duplicate != NOT_COMPARED:
@@ -406,7 +411,7 @@ def _leave(slot, slots, objects, groups, offer):
     slots.held[slot]["age"] = UNKNOWN
 
 
-@borrowing
+@inlined
 def _first_twin(slot, objects):
     """Return the slot of the row of an object that is linked to the others of the object."""
     while objects.link[slot, BEFORE] != END:
@@ -414,7 +419,7 @@ def _first_twin(slot, objects):
     return slot
 
 
-@borrowing
+@inlined
 def _beats_all(i, slot, held, objects, offer):
     """Return whether a row of the batch is better than all that are stored of its object."""
     twin = _first_twin(slot, objects)
@@ -426,7 +431,7 @@ def _beats_all(i, slot, held, objects, offer):
     return True
 
 
-@borrowing
+@inlined
 def _prefetch_slot(slot, slots, table, is_filed):
     """Read ahead what is held of a slot, and what a table of objects or groups has of it."""
     prefetch(address_of(slots.held) + _SLOT_SIZE * slot)
@@ -436,7 +441,7 @@ def _prefetch_slot(slot, slots, table, is_filed):
         prefetch_row(address_of(table.rows) + width * slot, width)
 
 
-@borrowing
+@inlined
 def _set_free(slot, free, state):
     free[state[N_FREE]] = slot
     state[N_FREE] += 1
@@ -587,7 +592,7 @@ def exchange(offer, removed, slots, objects, groups, results, put):
     code = codes_of(offer.objects.view(np.uint64), objects.key)
     group_code = codes_of(offer.groups.view(np.uint64), groups.key)
     if offer.on_duplicate != NOT_COMPARED:
-        own[:] = first_slots(offer.objects, code, objects)
+        own = first_slots(offer.objects, code, objects)
         takes_last = offer.on_duplicate == REFRESH or offer.on_duplicate == KEEP
         is_chosen = _chosen_twins(offer.objects, code, key, takes_last, offer.is_newest)
         if _leave_own(own, is_chosen, slot, free, slots, objects, groups, offer):

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from gfn_rb.kernels import borrowing, compiled
+from gfn_rb.kernels import compiled, inlined
 
 IS_AVAILABLE = not numba.config.DISABLE_JIT
 _LINE = 64  # bytes of a line of the cache
@@ -90,12 +90,12 @@ _copy_64, _copy_32 = _copy_of(64), _copy_of(32)
 
 if IS_AVAILABLE:
 
-    @borrowing
+    @inlined
     def prefetch(address):  # type: ignore[no-untyped-def]
         """Read a line of memory ahead."""
         _prefetch(np.int64(address))
 
-    @borrowing
+    @inlined
     def address_of(array):  # type: ignore[no-untyped-def]
         """Return the address of an array, quicker than ``array.ctypes.data``."""
         return _address_of(array)
@@ -110,14 +110,14 @@ else:
         """Do nothing."""
 
 
-@borrowing
+@inlined
 def prefetch_row(address, width):  # type: ignore[no-untyped-def]
     """Read a row of so many bytes ahead."""
     for offset in range(0, width, _LINE):
         prefetch(address + offset)
 
 
-@borrowing
+@inlined
 def copy_row(target, source, width):  # type: ignore[no-untyped-def]
     """Copy a row of so many bytes, which does not overlap its target."""
     if width == 4:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gfn_rb.kernels import borrowing, compiled
+from gfn_rb.kernels import compiled, inlined
 from gfn_rb.kernels.memory import address_of, prefetch, prefetch_row
 from gfn_rb.shapes import Int64
 
@@ -134,7 +134,7 @@ def codes_of(rows, key):
     return codes
 
 
-@borrowing
+@inlined
 def are_equal(a, i, b, j):
     """Return whether a row of one array equals a row of another."""
     for k in range(a.shape[1]):  # noqa: SIM110
@@ -143,7 +143,7 @@ def are_equal(a, i, b, j):
     return True
 
 
-@borrowing
+@inlined
 def find_entry(rows, i, code, table):
     """Return where the entry of a row is, or the free one where it would be."""
     mask = len(table.entry) - 1
@@ -201,7 +201,7 @@ def _members(rows, codes, table, size):
     return found
 
 
-@borrowing
+@inlined
 def find_twin(rows, codes, i, entry, shift):
     """Return where the entry of a row of a batch is, or the free one, of entries of that batch."""
     at = codes[i] >> shift
@@ -237,7 +237,7 @@ def _look_up(rows, table, code, slot, twin):  # into arrays: those returned cost
     twin[:] = _twins(rows, code)
 
 
-@borrowing
+@inlined
 def free_entry(at, table):
     """Free an entry. Those behind it move back, unless they would then be before their place.
 
@@ -258,7 +258,7 @@ def free_entry(at, table):
         at = (at + 1) & mask
 
 
-@borrowing
+@inlined
 def take_out(slot, table):
     """Take out what a slot holds, if anything."""
     code, after = table.link[slot, CODE_OF], table.link[slot, AFTER]
@@ -308,7 +308,7 @@ def _put(slots, rows, codes, table):
     return total
 
 
-@borrowing
+@inlined
 def file_row(slot, rows, i, code, table):
     """File an empty slot under a row."""
     at = find_entry(rows, i, code, table)

@@ -71,9 +71,11 @@ def may_strike(code):
 
 def content(rb):
     """Everything that a buffer holds."""
+    # The state first, which carries out what an interrupt of an interrupt left. A length does not:
+    # other threads ask for it without a lock.
+    state = {k: v.tolist() if torch.is_tensor(v) else v for k, v in rb.writer.state_dict().items()}
     held = [rb.storage.get(i) for i in range(len(rb))]
     row = [{k: v.tolist() for k, v in sorted(each.items(), key=str)} for each in held]
-    state = {k: v.tolist() if torch.is_tensor(v) else v for k, v in rb.writer.state_dict().items()}
     priority = rb.sampler.state_dict()["priority"][: len(rb)]
     return row, state, priority.nan_to_num(rb.sampler.default_priority).tolist()
 
