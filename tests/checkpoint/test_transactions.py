@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from checkpoint.priority_kill import write_and_kill
+from factories import in_fresh_process
 from tensordict import TensorDict
 
 from gfn_rb import PrioritySampler, reward_prioritized_buffer
 from gfn_rb.checkpoint import Journal
+
+# The whole check: GFN_RB_KILLS=1000 pytest --all tests/checkpoint/test_transactions.py
+KILLS = int(os.environ.get("GFN_RB_KILLS", "24"))
 
 
 def rows(seed, version, n=4):
@@ -41,3 +48,10 @@ def test_rows_priorities_and_what_is_too_old_change_in_one_transaction(tmp_path,
     expected = torch.arange(1.0, 5) * 1000
     assert sorted(priority[: len(restored)].tolist())[-4:] == expected.tolist()
     assert torch.equal(priority, rb.sampler.state_dict()["priority"])
+
+
+@pytest.mark.slow
+def test_a_kill_leaves_rows_and_priorities_of_one_step(tmp_path):
+    found = in_fresh_process(write_and_kill, tmp_path, KILLS, 1)
+    assert found["wrong"] == []
+    assert found["steps"] > KILLS
