@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
@@ -100,35 +102,45 @@ def both_log_probs(
     trajectories: Trajectories,
 ) -> tuple[Float[Tensor, "n T"], Float[Tensor, "n T"]]:
     """Compute ``taken_log_probs`` of two policies; a trunk they share is called once."""
-    trunk = forward.plain_trunk() if isinstance(forward, StateModule) else None
-    is_shared = isinstance(backward, StateModule) and backward.plain_trunk() is trunk is not None
-    if not is_shared or not is_readable(trajectories.state):
+    are_plain = _is_plain(forward) and _is_plain(backward) and not env.action_shape
+    if not are_plain or not is_readable(trajectories.state):
         return (
             taken_log_probs(forward, env, trajectories),
             taken_log_probs(backward, env, trajectories),
         )
-    (row, step), _, state, condition = decisions(env, trajectories, is_backward=False)
-    action, runs_backward = trajectories.action[row, step], trajectories.is_backward
+    # The steps are found once for both. The backward policy decides all but the exit, where the
+    # action ends in forward time.
+    at, _, state, condition = decisions(env, trajectories, is_backward=False)
+    action, runs_backward = trajectories.action[at], trajectories.is_backward
     (moves,) = (action != env.exit_action).nonzero(as_tuple=True)
-    # The backward policy decides where the next action of the same trajectory begins.
-    after = moves + 1
-    if runs_backward is not None:
-        after = torch.where(runs_backward[row[moves]], moves - 1, after)
-    features = forward.features(state, condition)
-    zeros = features.new_zeros(trajectories.action.shape)
+    row, step = at[0][moves], at[1][moves]
+    is_turned = None if runs_backward is None else runs_backward[row]
+    end = step + 1 if is_turned is None else step + (~is_turned).long()
+    trunk = forward.plain_trunk()
+    if trunk is None or backward.plain_trunk() is not trunk:
+        ends = trajectories.state[row, end]
+        there = None if condition is None else condition[moves]
+        logits = forward.evaluate(state, condition), backward.evaluate(ends, there)
+    else:  # it is where the next action of the same trajectory begins
+        after = moves + 1 if is_turned is None else moves + 1 - 2 * is_turned.long()
+        features, ends = forward.features(state, condition), state[after]
+        logits = forward.head(features), backward.head(features[after])
+    masks = env.forward_mask(state), env.backward_mask(ends)
     log_pf, log_pb = (
-        masked_log_softmax(require_entry(policy, keys.LOGITS, policy.head(x), mask.shape), mask)
+        masked_log_softmax(require_entry(policy, keys.LOGITS, value, mask.shape), mask)
         .gather(1, taken[:, None])
         .squeeze(1)
-        for policy, x, mask, taken in (
-            (forward, features, env.forward_mask(state), action),
-            (backward, features[after], env.backward_mask(state[after]), action[moves]),
+        for policy, value, mask, taken in zip(
+            (forward, backward), logits, masks, (action, action[moves]), strict=True
         )
     )
-    return (
-        zeros.index_put((row, step), log_pf),
-        zeros.index_put((row[moves], step[moves]), log_pb),
-    )
+    zeros = log_pf.new_zeros(trajectories.action.shape)
+    return zeros.index_put(at, log_pf), zeros.index_put((row, step), log_pb)
+
+
+def _is_plain(policy: TensorDictModuleBase) -> TypeGuard[StateModule]:
+    """Return whether a policy is asked without a TensorDict."""
+    return type(policy).forward is StateModule.forward
 
 
 def decisions(

@@ -5,8 +5,10 @@ import torch
 from factories import linear_policy, policy_of
 
 from gfn_rb.containers import Trajectories
-from gfn_rb.envs import HyperGrid, TFBind8
-from gfn_rb.rollout import Sampler, taken_log_probs
+from gfn_rb.envs import ConditionalHyperGrid, HyperGrid, TFBind8
+from gfn_rb.policies import BackwardPolicy, ForwardPolicy, UniformBackwardPolicy
+from gfn_rb.rollout import Sampler, log_probs, taken_log_probs
+from gfn_rb.rollout.log_probs import both_log_probs
 
 ENVS = {"grid": lambda: HyperGrid(3, 4), "dna": lambda: TFBind8("prepend_append")}
 
@@ -80,3 +82,29 @@ def test_the_network_is_asked_once_about_real_steps_alone(is_backward):
     assert len(asked) == 1
     assert len(asked[0]) == int((trajectories.length - int(is_backward)).sum())
     assert not env.is_sink(asked[0]).any()
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "mixed"])
+@pytest.mark.parametrize("backward", [BackwardPolicy, UniformBackwardPolicy])
+def test_both_policies_together_equal_each_alone_bit_for_bit(kind, backward, monkeypatch):
+    env = ConditionalHyperGrid(2, 4)
+    torch.manual_seed(0)
+    policies = ForwardPolicy(env, (8,)), backward(env)
+    rows = some_trajectories(HyperGrid(2, 4), kind)
+    condition = env.sample_condition(len(rows))
+    rows = Trajectories.from_tensordict(rows.to_tensordict().set("condition", condition))
+    expected = [taken_log_probs(policy, env, rows) for policy in policies]
+    monkeypatch.setattr(log_probs, "taken_log_probs", None)  # steps are found once
+    for found, wanted in zip(both_log_probs(*policies, env, rows), expected, strict=True):
+        assert torch.equal(found, wanted)
+        assert wanted.abs().max() > 0.5
+
+
+def test_a_backward_policy_is_asked_about_a_walk_that_has_not_ended():
+    env = HyperGrid(2, 4)
+    rows = some_trajectories(env, "forward")
+    length = rows.length - 1
+    rows = Trajectories.from_tensordict(rows.to_tensordict().set("length", length)[length > 0])
+    policies = ForwardPolicy(env, (8,)), BackwardPolicy(env, (8,))
+    _, log_pb = both_log_probs(*policies, env, rows)
+    assert torch.equal(log_pb, taken_log_probs(policies[1], env, rows))
