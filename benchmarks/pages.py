@@ -2,8 +2,9 @@
 
 A table between ``<!-- figures: BENCHMARK PART [SUFFIX] -->`` and ``<!-- end -->`` is that of a part
 of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX. Of
-``learning``, PART is an environment; of ``sceptic``, "replay" or "ways". A part that is not
-stored keeps its table, which must say that it is older than the code.
+``learning``, PART is an environment; of ``sceptic``, a table of ``benchmarks.sceptic.page``; of
+``index``, "all". A part that is not stored keeps its table, which must say that it is older than
+the code.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks import index, make_train
 from benchmarks.published.defaults import DEFAULTS
 from benchmarks.published.page import PEERS
 from benchmarks.published.runs import Result, load, modes_at, spread
@@ -25,7 +27,6 @@ OLD = "Measured before results were stored: older than the code."
 NOT_MEASURED = "not measured"
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-_BLOCK = re.compile(r"(<!-- figures: ([^\n]+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
 _RESULTS = re.compile(
     r"(<!-- --8<-- \[start:results\] -->\n)(.*?)(<!-- --8<-- \[end:results\])", re.S
 )
@@ -52,14 +53,14 @@ def rendered(text: str) -> str:
         benchmark, part, *suffix = match[2].split(maxsplit=2)
         return f"{match[1]}{table_of(benchmark, part, *suffix) or match[3]}{match[4]}"
 
-    text = _BLOCK.sub(block, text)
+    text = index.BLOCK.sub(block, text)
     text = _COMPARISON.sub(lambda m: f"{m[1]}{comparison()}\n{m[3]}", text)
     return _RESULTS.sub(lambda m: f"{m[1]}\n{readme_table()}\n{m[3]}", text)
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """Return the names and the content of the blocks of a page."""
-    return [(match[2], match[3]) for match in _BLOCK.finditer(text)]
+    return [(match[2], match[3]) for match in index.BLOCK.finditer(text)]
 
 
 def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS) -> str:
@@ -71,6 +72,8 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
         suffix: end of the names of the rows to show, which is left out.
         folder: where the results lie.
     """
+    if benchmark == "index":
+        return index.table(PAGES, folder)
     if benchmark == "sceptic":
         return sceptic.table_of(part, folder)
     if benchmark == "learning":
@@ -79,6 +82,8 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
     stored = report["parts"].get(part)
     if stored is None:
         return ""
+    if benchmark == "make_train":
+        return _train_table(stored)
     rows: dict[str, dict[int, float]] = {}
     bounds: dict[str, list[float]] = {}
     for each in stored["results"]:
@@ -94,6 +99,20 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
         cells = " | ".join(ratio(row[size]) if size in row else "" for size in sizes)
         target = ", ".join(map(ratio, dict.fromkeys(bounds.get(name, []))))
         lines.append(f"| {name} | {cells} | {target} |")
+    return "\n".join([*lines, "", age(stored["measured"])])
+
+
+def _train_table(stored: Mapping[str, Any]) -> str:
+    """Return what ``make train`` finds, over its seeds."""
+    cells = [
+        spread([each[name] for each in stored["results"]], digits)
+        for name, digits in make_train.FIGURES.items()
+    ]
+    lines = [
+        "| modes found | total variation | error of log Z | CPU s | seeds |",
+        "| --- " * 5 + "|",
+        f"| {' | '.join(cells)} | {len(stored['results'])} |",
+    ]
     return "\n".join([*lines, "", age(stored["measured"])])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")  # which benchmarks need, and tests do not install
 
-from benchmarks import figures, pages, records
+from benchmarks import figures, index, pages, records
 from benchmarks.published import rows, runs
 from benchmarks.published.runs import Result
 from gfn_rb.errors import ArgumentError
@@ -148,3 +148,66 @@ def test_a_run_names_its_commit():
     found = runs.run_one(replace(ROW, calls=128), 0)
     assert found.measured["commit"]
     assert (found.seed, found.calls) == (0, 128)
+
+
+def test_a_seed_that_repeats_bit_for_bit_confirms_a_row(tmp_path, monkeypatch):
+    (old,) = (replace(r, measured={**r.measured, "code": "another"}) for r in [result(3)])
+    runs.save(tmp_path, ROW, [old])
+    assert runs.ages(runs.load(tmp_path, ROW))[0].endswith("older than the code.")
+    monkeypatch.setattr(runs, "run_one", lambda row, seed: result(seed))
+    runs.confirm(tmp_path, ROW)
+    (known,) = runs.load(tmp_path, ROW)
+    assert known.measured == old.measured
+    assert runs.ages([known]) == [
+        f"Measured before; one seed repeated on {known.confirmed['date']} at commit "
+        f"{known.confirmed['commit']}, with equal figures."
+    ]
+    monkeypatch.setattr(runs, "run_one", lambda row, seed: result(seed, modes=2))
+    with pytest.raises(records.RecordError, match=r"row, seed 3, must give .* 1}, got .* 2}"):
+        runs.confirm(tmp_path, ROW)
+
+
+def test_a_row_without_results_cannot_be_confirmed(tmp_path):
+    with pytest.raises(records.RecordError, match="must have results to confirm, got none"):
+        runs.confirm(tmp_path, ROW)
+
+
+TABLE = "| | a |\n| --- | --- |\n| x | 1.5 |\n| y | 1.6 |\n| z | 1.7 |\n"
+SOURCE = "Measured by hand on or before 2026-01-02, commit abc123: `python -m benchmarks.local`.\n"
+
+
+def test_a_table_of_figures_without_source_is_found():
+    assert index.without_source(f"# A\n\n{TABLE}") == ["| | a |"]
+    assert index.without_source(f"# A\n\n{TABLE}\n{SOURCE}\n# B\n\n{TABLE}") == ["| | a |"]
+    assert not index.without_source(f"# A\n\n{TABLE}\n{SOURCE}")
+    assert not index.without_source(f"# A\n\n<!-- figures: local x -->\n{TABLE}\n<!-- end -->\n")
+    assert not index.without_source(f"# A\n\n{TABLE.replace('| a |', '| default |')}")
+
+
+def test_every_table_of_figures_has_a_source():
+    found = {page.name: index.without_source(page.read_text()) for page in pages.PAGES}
+    del found["versions.md"]  # of versions
+    assert {page: tables for page, tables in found.items() if tables} == {}
+
+
+def test_the_table_of_all_figures_says_which_hold(tmp_path, monkeypatch):
+    page = tmp_path / "README.md"
+    page.write_text(f"<!-- figures: local extend -->\n{TABLE}\n<!-- end -->\n{SOURCE}")
+    facts = {**records.measured("local"), "commit": "c0ffee", "date": "2026-01-03"}
+    report = {"parts": {"extend": {"measured": facts, "results": []}}}
+    (tmp_path / "local.json").write_text(json.dumps(report))
+    runs.save(tmp_path, ROW, [replace(result(0), measured={**facts, "code": "another"})])
+    monkeypatch.setattr(index, "SETS", {"rows": {"row": ROW, "other": replace(ROW, name="other")}})
+    first, *rest = index.table([page], tmp_path).splitlines()[2:]
+    assert first == (
+        "| README | modes of TFBind8, 16,000 calls | `benchmarks.learning` | not recorded | "
+        "older than the code |"
+    )
+    assert rest[4:] == [
+        "| README | local, extend | `benchmarks.local` | c0ffee, 2026-01-03 | yes |",
+        "| README | by hand | `benchmarks.local` | abc123, 2026-01-02 | not known |",
+        "| [published](../published.md) | rows: `row` | `benchmarks.published ROW` | "
+        "c0ffee, 2026-01-03 | older than the code |",
+        "| [published](../published.md) | rows: `other` | `benchmarks.published ROW` |  | "
+        "not measured |",
+    ]

@@ -16,6 +16,8 @@ from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS
 from benchmarks.published.runs import run_one
 from benchmarks.sceptic import page
 from benchmarks.sceptic.envs import ConditionalWords, Expressions, Graphs, Sequences
+from benchmarks.sceptic.loss_guided import LOSS_GUIDED
+from benchmarks.sceptic.questions import CAPACITY, DISTILLED, LOOKS, QUESTIONS, SWITCHED
 from benchmarks.sceptic.rows import ARMS, FROZEN
 from gfn_rb.envs.conformance import EnumerableEnvConformance
 
@@ -206,3 +208,63 @@ def test_the_picture_has_a_panel_for_each_task_that_was_run(tmp_path):
     stored(tmp_path, "nk", "defaults", {0: 0.3, 1: 0.5})
     page.draw(tmp_path)
     assert (tmp_path / page.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_costs_are_compared_on_the_seeds_of_all(tmp_path):
+    stored(tmp_path, "nk", "defaults", {0: 0.3, 1: 0.5, 2: 0.9})
+    assert len(page.table_of("costs", tmp_path).splitlines()) == 2
+    stored(tmp_path, "nk", "square", {0: 0.2, 1: 0.6})
+    runs.save(tmp_path, SWITCHED["nk"], runs.load(tmp_path, FROZEN["nk", "square"]))
+    *_, line = page.table_of("costs", tmp_path).splitlines()
+    assert line == ("| nk | 0.400 ± 0.141 | 0.400 ± 0.283 | 0.400 ± 0.283 | 2 | chosen on |")
+
+
+def test_the_cost_changes_after_half_of_the_calls():
+    row = SWITCHED["expressions"]
+    trainer = row.trainer(replace(row.config, seed=0, hidden=(8,), batch_size=4000))
+    before = trainer.loss.penalty
+    trainer.steps_done = 1
+    trainer.step()
+    assert trainer.loss.penalty is before
+    trainer.step()
+    assert trainer.loss.penalty is torch.square
+
+
+def test_steps_after_the_last_call_are_measured():
+    row = replace(DISTILLED["expressions"], calls=64)
+    run = run_one(replace(row, config=replace(row.config, hidden=(8,))), 0)
+    keys = [f"total_variation_after_{n}" for n in LOOKS]
+    distances = [run.figures[key] for key in ("total_variation", *keys)]
+    assert len({*distances}) == 4
+    assert run.calls == 64
+
+
+def test_small_buffers_and_groups_are_what_they_are_called():
+    row = replace(QUESTIONS["small_nk_twins"], calls=320)
+    trainer = row.trainer(replace(row.config, hidden=(8,), seed=0))
+    for _ in range(10):
+        trainer.step()
+    assert len(trainer.rb) == CAPACITY
+    row = QUESTIONS["unequal_groups"]
+    trainer = row.trainer(replace(row.config, hidden=(8,), seed=0))
+    for _ in range(10):
+        trainer.step()
+    drawn = trainer.replayed.sample(64)["condition"].argmax(1)
+    assert drawn.bincount().tolist() == [8] * 8
+    condition = torch.eye(8)
+    same = trainer.env.source(8).clone().fill_(0)
+    equal = ConditionalWords(1).log_reward(same, condition)
+    assert (equal - trainer.env.log_reward(same, condition)).tolist() == [*range(8)]
+
+
+def test_an_auxiliary_policy_is_trained_to_sample_what_fits_badly():
+    row = replace(LOSS_GUIDED["algorithm"], calls=48)
+    trainer = row.trainer(replace(row.config, seed=0))
+    before = [p.detach().clone() for p in trainer._guide.parameters()]
+    trainer.step()
+    assert trainer.discovery.calls == row.calls_per_step == 24
+    assert any((a != b).any() for a, b in zip(before, trainer._guide.parameters(), strict=True))
+    for mean, value in zip(
+        trainer.average.loss.parameters(), trainer.loss.parameters(), strict=True
+    ):
+        assert torch.equal(mean, value)

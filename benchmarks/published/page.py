@@ -14,10 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
-from benchmarks import records
 from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS, TUNED
 from benchmarks.published.rows import ROWS, Figure, Row
-from benchmarks.published.runs import Result, is_met, load, modes_at, typical
+from benchmarks.published.runs import Result, ages, is_met, load, modes_at, typical
 from benchmarks.published.sceptic import ARMS, SCEPTIC, TASKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -74,13 +73,13 @@ def _lines(row: Row, results: list[Result]) -> list[str]:
 
 def _ages(known: Mapping[Row, list[Result]]) -> list[str]:
     """Return when rows were measured, and which results are older than the code."""
-    ages: dict[str, list[str]] = {}
+    of: dict[str, list[str]] = {}
     for row, results in known.items():
-        for age in dict.fromkeys(records.age(result.measured) for result in results):
-            ages.setdefault(age, []).append(f"`{row.name}`")
-    if len(ages) == 1:
-        return [f"{next(iter(ages))} That is true of all rows above."]
-    return [f"- {', '.join(names)}: {age[0].lower()}{age[1:]}" for age, names in ages.items()]
+        for age in ages(results):
+            of.setdefault(age, []).append(f"`{row.name}`")
+    if len(of) == 1:
+        return [f"{next(iter(of))} That is true of all rows above."]
+    return [f"- {', '.join(names)}: {age[0].lower()}{age[1:]}" for age, names in of.items()]
 
 
 def _measured(path: Path, known: Mapping[Row, list[Result]]) -> list[str]:

@@ -38,6 +38,7 @@ class Result:
         curve: pairs of reward calls and modes found on the way; none where there are no modes.
         fit: pairs of reward calls and total variation, where the policy can be listed.
         measured: commit, machine, versions and date; None before they were recorded.
+        confirmed: the same of a later run with this seed, whose figures were equal bit for bit.
     """
 
     seed: int
@@ -47,6 +48,7 @@ class Result:
     curve: list[list[int]]
     fit: list[list[float]] = field(default_factory=list)
     measured: dict[str, Any] | None = None
+    confirmed: dict[str, Any] | None = None
 
 
 def run_all(rows: Sequence[Row], seeds: Iterable[int], jobs: int) -> Iterator[tuple[Row, Result]]:
@@ -97,6 +99,45 @@ def run_one(row: Row, seed: int) -> Result:
     print(f"{row.name}, seed {seed}: {figures}, {seconds:.0f} s", file=sys.stderr, flush=True)
     facts = records.measured("published", {"row": row.name}, [seed])
     return Result(seed, n_fresh, seconds, figures, curve, fit, facts)
+
+
+def confirm(folder: Path, row: Row) -> Result:
+    """Run the first stored seed again, and write down that its figures are equal.
+
+    Args:
+        folder: where ``published_ROW.json`` lies.
+        row: what was run.
+
+    Raises:
+        RecordError: there are no results, or another configuration, or figures differ.
+    """
+    require_addable(folder, row)
+    known = load(folder, row)
+    if not known:
+        raise RecordError(f"published_{row.name}.json must have results to confirm, got none")
+    again = run_one(row, known[0].seed)
+    if again.figures != known[0].figures:
+        raise RecordError(
+            f"{row.name}, seed {again.seed}, must give {known[0].figures}, got {again.figures}"
+        )
+    result = replace(known[0], confirmed=again.measured)
+    save(folder, row, [result])
+    return result
+
+
+def ages(results: Iterable[Result]) -> list[str]:
+    """Return when results were measured, each sentence once.
+
+    Where the code has changed since, a repeated run with equal figures stands for all seeds.
+    """
+    known = [*results]
+    held = [r.confirmed for r in known if r.confirmed and records.is_current(r.confirmed)]
+    if not held or all(r.measured and records.is_current(r.measured) for r in known):
+        return [*dict.fromkeys(records.age(result.measured) for result in known)]
+    return [
+        f"Measured before; one seed repeated on {held[0]['date']} at commit {held[0]['commit']}, "
+        "with equal figures."
+    ]
 
 
 def modes_at(curve: Iterable[Sequence[int]], calls: int) -> int:

@@ -31,10 +31,11 @@ class FiftyReplay:
 
     Args:
         draw: how rows are drawn.
+        capacity: number of rows kept.
     """
 
-    def __init__(self, draw: Literal["uniform", "rank"]) -> None:
-        self._rows = FiftyLines(100_000, "newest" if draw == "uniform" else "best", draw, k=1e-3)
+    def __init__(self, draw: Literal["uniform", "rank"], capacity: int = 100_000) -> None:
+        self._rows = FiftyLines(capacity, "newest" if draw == "uniform" else "best", draw, k=1e-3)
         self._rb: Any = None
 
     def over(self, rb: ReplayBuffer, env: GFNEnv) -> Any:
@@ -61,9 +62,9 @@ class FiftyReplay:
         return result
 
 
-def hooks(draw: Literal["uniform", "rank"]) -> Hooks:
+def hooks(draw: Literal["uniform", "rank"], capacity: int = 100_000) -> Hooks:
     """Return the hooks that put fifty lines in the place of the buffer."""
-    replay = FiftyReplay(draw)
+    replay = FiftyReplay(draw, capacity)
     return Hooks(replayed=replay.over, store=replay.store)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 
-from benchmarks import records
 from benchmarks.published.page import panels_of, print_panels
-from benchmarks.published.runs import Result, load, spread, typical
+from benchmarks.published.rows import Row
+from benchmarks.published.runs import Result, ages, load, spread, typical
+from benchmarks.sceptic.loss_guided import LOSS_GUIDED
+from benchmarks.sceptic.questions import CHOSEN_ON, DISTILLED, LOOKS, QUESTIONS, SWITCHED
 from benchmarks.sceptic.rows import ARMS, CALLS, FROZEN
 from benchmarks.sceptic.tasks import TASKS
 
@@ -22,13 +25,25 @@ def table_of(part: str, folder: Path) -> str:
     """Return a table of the page, empty if nothing is stored.
 
     Args:
-        part: "replay", where it pays, or "ways", everything.
+        part: "replay", where it pays, "ways", everything, "costs", Linex beside the square, or a
+            table of ``questions`` or ``loss_guided``: "small", "unequal", "distilled", "guided".
         folder: where the results lie.
     """
     known = _known(folder)
-    if not known:
-        return ""
-    return "\n".join(_replay(known) if part == "replay" else _ways(known))
+    of_known: dict[str, Callable[[], list[str]]] = {
+        "replay": lambda: _replay(known),
+        "ways": lambda: _ways(known),
+        "costs": lambda: _costs(known, folder),
+    }
+    if part in of_known:
+        return "\n".join(of_known[part]()) if known else ""
+    if part == "distilled":
+        return "\n".join(_distilled(folder))
+    rows = LOSS_GUIDED if part == "guided" else QUESTIONS
+    start = "loss_guided" if part == "guided" else part
+    return "\n".join(
+        _compared([row for row in rows.values() if row.name.startswith(start)], folder)
+    )
 
 
 def draw(folder: Path) -> None:
@@ -113,4 +128,52 @@ def _ways(known: dict[tuple[str, str], list[Result]]) -> list[str]:
         f"was {min(loads):.0f} to {max(loads):.0f}, which makes CPU seconds longer.",
         "",
     ]
-    return [*lines, *dict.fromkeys(records.age(run.measured) for run in runs)]
+    return [*lines, *dict.fromkeys(age for each in known.values() for age in ages(each))]
+
+
+def _costs(known: dict[tuple[str, str], list[Result]], folder: Path) -> list[str]:
+    """Return the total variation with Linex, the square, and one after the other."""
+    titles = ["Linex", "the square", "Linex, then the square"]
+    lines = [f"| task | {' | '.join(titles)} | seeds | |", "| --- " * 6 + "|"]
+    for task in TASKS:
+        runs = [known.get((task, "defaults"), []), known.get((task, "square"), [])]
+        runs.append(load(folder, SWITCHED[task]))
+        of = [{run.seed: run.figures["total_variation"] for run in each} for each in runs if each]
+        if len(of) < len(runs):
+            continue
+        seeds = sorted(set.intersection(*({*each} for each in of)))
+        cells = (spread([each[seed] for seed in seeds], 3) for each in of)
+        use = "chosen on" if task in CHOSEN_ON else "reported on"
+        lines.append(f"| {task} | {' | '.join(cells)} | {len(seeds)} | {use} |")
+    return lines
+
+
+def _compared(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Return the figures of some rows, with the age of their results."""
+    titles = [figure.title for figure in rows[0].figures]
+    lines = [f"| | {' | '.join(titles)} | CPU s | seeds |", "| --- " * (3 + len(titles)) + "|"]
+    found = {row: runs for row in rows if (runs := load(folder, row))}
+    for row, runs in found.items():
+        cells = [
+            typical(figure, runs) if figure.key in runs[0].figures else "" for figure in row.figures
+        ]
+        cells += [f"{mean(run.cpu_seconds for run in runs):.0f}", str(len(runs))]
+        lines.append(f"| {row.title} | {' | '.join(cells)} |")
+    old = dict.fromkeys(age for runs in found.values() for age in ages(runs))
+    return [*lines, "", *old] if found else []
+
+
+def _distilled(folder: Path) -> list[str]:
+    """Return the total variation before and after steps on the buffer alone."""
+    found = {task: runs for task, row in DISTILLED.items() if (runs := load(folder, row))}
+    keys = ["total_variation", *(f"total_variation_after_{n}" for n in LOOKS)]
+    titles = ["before", *(f"{n} steps" for n in LOOKS), "log Z off, before", "after"]
+    lines = [f"| task | {' | '.join(titles)} | seeds | |", "| --- " * (3 + len(titles)) + "|"]
+    for task, runs in found.items():
+        cells = [spread([run.figures[key] for run in runs], 3) for key in keys]
+        for key in ("log_z_gap", f"log_z_gap_after_{LOOKS[-1]}"):
+            cells.append(f"{mean(run.figures[key] for run in runs):.2f}")
+        use = "chosen on" if task in CHOSEN_ON else "reported on"
+        lines.append(f"| {task} | {' | '.join(cells)} | {len(runs)} | {use} |")
+    old = dict.fromkeys(age for runs in found.values() for age in ages(runs))
+    return [*lines, "", *old] if found else []
