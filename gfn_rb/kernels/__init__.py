@@ -56,5 +56,6 @@ def inlined(loop: Callable[..., Any]) -> Any:
 def as_array(values: Float[Tensor, "n"]) -> Float[np.ndarray, "n"]:
     """Return floats on the CPU as an array, of double precision where NumPy knows no such type."""
     known = values.dtype in (torch.float32, torch.float64)
-    array: np.ndarray = (values if known else values.to(torch.float64)).numpy()
+    # Of lazy negatives, memory has the opposite.
+    array: np.ndarray = (values if known else values.to(torch.float64)).resolve_neg().numpy()
     return array

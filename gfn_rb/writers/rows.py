@@ -321,6 +321,11 @@ def _check_dtypes(data: Any, storage: Storage) -> None:
     """Raise unless torch can write and draw rows of the dtypes, which it cannot of all it has."""
     for name, value in data.items(True, True):
         dtype = getattr(value, "dtype", None)
+        if isinstance(storage, LazyMemmapStorage) and 0 in getattr(value, "shape", ())[1:]:
+            raise ShapeError(
+                f"key {name!r} must have numbers in each row, which files can hold, got shape "
+                f"{list(value.shape[1:])}: leave it out, or use a RowTensorStorage"
+            )
         is_mapped = isinstance(storage, LazyMemmapStorage) and dtype in COMPLEX
         if isinstance(dtype, torch.dtype) and (is_mapped or dtype not in DTYPES):
             where = " in memory-mapped files" if is_mapped else ""
