@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")  # which benchmarks need, and tests do not install
 
-from benchmarks import figures, index, pages, records
+from benchmarks import figures, index, make_train, pages, records
 from benchmarks.published import rows, runs
 from benchmarks.published.runs import Result
 from gfn_rb.errors import ArgumentError
@@ -211,3 +211,22 @@ def test_the_table_of_all_figures_says_which_hold(tmp_path, monkeypatch):
         "| [published](../published.md) | rows: `other` | `benchmarks.published ROW` |  | "
         "not measured |",
     ]
+
+
+def test_what_make_train_finds_is_shown_over_its_seeds(tmp_path):
+    found = [
+        {"seed": 0, "modes_found": 3, "total_variation": 0.5, "log_z_gap": 0.1, "cpu_seconds": 2},
+        {"seed": 1, "modes_found": 5, "total_variation": 0.5, "log_z_gap": 0.1, "cpu_seconds": 2},
+    ]
+    records.keep(tmp_path / "make_train.json", "make_train", "runs", found, seeds=[0, 1])
+    *_, row, _, old = pages.table_of("make_train", "runs", folder=tmp_path).splitlines()
+    assert row == "| 4.0 ± 1.4 | 0.5000 ± 0.0000 | 0.100 ± 0.000 | 2.0 ± 0.0 | 2 |"
+    assert old.startswith("Measured on")
+
+
+@pytest.mark.slow
+def test_make_train_is_measured():
+    found = make_train.run(0, steps=2, eval_every=1)
+    assert found.keys() == {"seed", *make_train.FIGURES}
+    assert 0 < found["total_variation"] < 1
+    assert found["cpu_seconds"] > 0
