@@ -127,8 +127,9 @@ def run_rank(
     shutdown = ShutdownBudget(lambda: stop.received is not None)
     silence = longest_silence(config, roles)
     everyone = Star(transport, range(roles.size), silence, shutdown)
-    # A manager that serves workers expects other messages, and notices that they have left.
-    told, result = everyone, None
+    # The ranks that a failure is told to. A manager that serves workers expects other messages, and
+    # notices that they have left.
+    star, result = everyone, None
     try:
         if transport.rank in roles.managers:
             manager = make_manager(config, transport, roles, folder)
@@ -147,15 +148,15 @@ def run_rank(
             if roles.managers:
                 sends = ManagerHooks(config, transport, roles, shutdown.stopped)
                 waiting = sends.keep_alive
-            told = Star(transport, roles.workers, silence, shutdown, waiting)
-            result = _train(config, told, everyone, roles, sends, folder, stop)
+            star = Star(transport, roles.workers, silence, shutdown, waiting)
+            result = _train(config, star, everyone, roles, sends, folder, stop)
     except RefusedError as error:
-        told.fail(str(error), error.code)
+        star.fail(str(error), error.code)
         raise
     except Exception as error:
         why = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
         why = f"{why}; continue with: {folder.how_to_resume()}"
-        told.fail(why)
+        star.fail(why)
         if isinstance(error, (GfnRbError, OSError)):
             raise WorkerError(why) from error
         raise
@@ -213,9 +214,10 @@ def _train(
         modes = TensorDict({name: found[name] for name in MODES}, [len(found["modes"])])
         messages = everyone.gather(own, modes)
         if is_first:
-            told = {folder.rank: own, **{each.source: each.meta for each in messages}}
-            of = {folder.rank: modes, **{m.source: m.rows for m in messages if m.rows is not None}}
-            known = _summary(roles, told, found_together(told, of))
+            reports = {folder.rank: own, **{each.source: each.meta for each in messages}}
+            found_by = {each.source: each.rows for each in messages if each.rows is not None}
+            together = found_together(reports, {folder.rank: modes, **found_by})
+            known = _summary(roles, reports, together)
             seconds = time.perf_counter() - start
             write_json(folder.ranks_report, {**known, "wall_seconds": seconds})
             page.write_report(result.folder, result.trainer)
@@ -256,10 +258,10 @@ def found_together(
 
 
 def _summary(
-    roles: RankRoles, told: Mapping[int, Mapping[str, Any]], together: Mapping[str, Any]
+    roles: RankRoles, reports: Mapping[int, Mapping[str, Any]], together: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the report of a run, given what each rank has told at its end."""
-    done = {rank: told[rank] for rank in roles.workers}
+    """Return the report of a run, given those of all ranks."""
+    done = {rank: reports[rank] for rank in roles.workers}
     return {
         "size": roles.size,
         "managers": [*roles.managers],
@@ -270,7 +272,9 @@ def _summary(
             str(rank): {"measured": each["row"], "counters": each["counters"]}
             for rank, each in done.items()
         },
-        "metrics": {str(r): told[r]["metrics"] for r in sorted(told) if "metrics" in told[r]},
+        "metrics": {
+            str(r): reports[r]["metrics"] for r in sorted(reports) if "metrics" in reports[r]
+        },
     }
 
 
