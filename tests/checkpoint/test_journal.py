@@ -241,6 +241,20 @@ def test_writes_past_the_writer_come_back(path):
         assert_comes_back(rb, MAKES["newest"], path)
 
 
+def test_updates_of_rows_that_are_still_there_come_back(path):
+    rb = MAKES["tracked"](journal=path, sync="never")
+    rb.extend(items(8, 1))
+    slot = torch.tensor([2, 5])
+    rb.update_if_present(
+        index=slot,
+        generation=rb.writer.generations_of(slot),
+        patch={"log_reward": torch.tensor([7.0, 8.0])},
+    )
+    assert rb[slot]["log_reward"].tolist() == [7.0, 8.0]
+    rb.journal.sync()
+    assert_comes_back(rb, MAKES["tracked"], path)
+
+
 def test_a_rewound_buffer_is_what_it_was_in_the_end(path, tmp_path):
     rb = MAKES["unique"](journal=path, sync="always")
     rb.extend(items(4, 1))

@@ -55,6 +55,15 @@ def test_a_row_that_moves_into_a_hole_has_the_largest_priority():
     assert fits(rb, law([5, 5, 3, 4]))
 
 
+def test_the_priority_of_a_row_that_left_before_its_first_one_is_late():
+    rb = buffer([], capacity=5, writer=RewardPrioritizedWriter())
+    index = rb.extend(rows(5))
+    rb.writer.remove(torch.tensor([4]))
+    rb.update_priority(index, torch.arange(1.0, 6))
+    assert rb.sampler.n_late == 1
+    assert fits(rb, law([1, 2, 3, 4]))
+
+
 @pytest.mark.parametrize("lacking", ["index", "td_error"])
 def test_an_update_without_priorities_is_refused(lacking):
     rb = fifo_buffer(5, sampler=PrioritySampler(), batch_size=5, statistics=True)

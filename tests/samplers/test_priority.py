@@ -40,6 +40,19 @@ def test_the_lowest_priority_of_all_scales_the_weights_though_it_is_not_drawn(ke
     assert set(rb.sample(50)["priority_weight"].tolist()) == {0.5, 1.0}
 
 
+@places
+def test_an_update_has_the_updated_rows_read_alone(key, monkeypatch):
+    rb, read = buffer([1.0] * 100, key), []
+    rb.sample(5)
+    weigh = rb.sampler._log_weight
+    monkeypatch.setattr(
+        rb.sampler, "_log_weight", lambda value: read.append(len(value)) or weigh(value)
+    )
+    rb.update_priority(torch.tensor([3, 7]), torch.tensor([2.0, 4.0]))
+    rb.sample(5)
+    assert read == [2]
+
+
 def test_new_items_get_the_largest_priority_so_far():
     rb = buffer([], capacity=4, alpha=1.0, eps=0.0)
     rb.extend(rows(2))

@@ -1,11 +1,12 @@
 """What writers do beside what test_oracle.py checks, over rows and storages of every kind."""
 
 import math
+from threading import Thread
 
 import pytest
 import torch
 import torch.multiprocessing as mp
-from factories import DEVICES, assert_equal, run_in_process, seeded, trajectories
+from factories import DEVICES, assert_equal, journaled, run_in_process, seeded, trajectories
 from tensordict import NonTensorStack, TensorDict, lazy_stack, tensorclass
 from torchrl.data import (
     LazyMemmapStorage,
@@ -249,6 +250,44 @@ def test_ties_are_decided_by_age_whoever_wrote_last():
     assert child.exitcode == 0
     rb.extend(objects(64))
     assert sorted(states(rb)) == list(range(33, 65))
+
+
+@pytest.mark.parametrize("is_journaled", [False, True])
+def test_rows_that_other_code_writes_into_slots_given_up_are_the_oldest(is_journaled, tmp_path):
+    rb = journaled(buffer(capacity=4), tmp_path / "journal" if is_journaled else None, "never")
+    rb.extend(objects(0, 1, 2, 3))
+    rb.writer.remove(torch.tensor([2, 3]))
+    rb.storage.set(torch.tensor([2, 3]), objects(4, 5))
+    rb.extend(objects(6, 7))
+    assert sorted(states(rb)) == [0, 1, 6, 7]
+
+
+def between(a, b):
+    return (a - b.T).abs()
+
+
+@pytest.mark.parametrize("distance", [None, between])
+def test_a_row_that_moved_is_found_in_its_new_slot_alone(distance):
+    rb = buffer(DiversityWriter(cutoff_distance=2.0, distance=distance), capacity=4)
+    rb.extend(rows([1.0, 1.0, 5.0, 5.0], [0, 3, 10, 20]))
+    rb.extend(rows([3.0], [2]))  # in place of 0 and 3: the last row, 20, fills the second slot
+    assert sorted(states(rb)) == [2, 10, 20]
+    rb.extend(rows([9.0], [21]))
+    assert sorted(states(rb)) == [2, 10, 21]
+
+
+@every_writer
+def test_a_write_waits_for_the_lock_of_the_buffer(writer):
+    rb = buffer(writer, capacity=4)
+    rb.extend(rows([1.0, 2.0]))
+    thread = Thread(target=rb.writer.extend, args=(rows([3.0], [7]),))
+    with replay_lock(rb):
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert 7 not in states(rb)
+    thread.join(30)
+    assert 7 in states(rb)
 
 
 # Storages.
