@@ -118,6 +118,13 @@ def test_a_missing_arm_or_peer_is_not_measured(tmp_path):
     assert table.count("not measured") >= 5
 
 
+def test_the_better_figure_is_bold_if_it_is_so_by_more_than_its_spread():
+    assert pages._better_in_bold([5.0, 7.0], [1.0, 1.0]) == ["**6.0 ± 1.4**", "1.0 ± 0.0"]
+    assert pages._better_in_bold([1.0], [3.0]) == ["1.0", "**3.0**"]
+    assert pages._better_in_bold([5.0, 7.0], [5.0, 6.0]) == ["6.0 ± 1.4", "5.5 ± 0.7"]
+    assert pages._better_in_bold([], [5.0]) == ["not measured"] * 2
+
+
 def timed(ratio, low=0.9, high=1.1):
     row = {"name": "extend", "capacity": 8, "ratio": ratio, "low": low, "high": high}
     return {"parts": {"extend": {"results": [row]}}}
