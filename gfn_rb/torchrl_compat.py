@@ -69,7 +69,11 @@ def has_hooks(module: torch.nn.Module) -> bool:
     """Return whether a call of a module runs more than its ``forward`` (``Module._call_impl``)."""
     own = module._forward_hooks, module._forward_pre_hooks
     backward = module._backward_hooks, module._backward_pre_hooks
-    return any((*own, *backward, torch.nn.modules.module._has_any_global_hook()))
+    # Not ``_has_any_global_hook``, which torch 2.7 lacks.
+    every = torch.nn.modules.module
+    forwards = every._global_forward_hooks, every._global_forward_pre_hooks
+    backwards = every._global_backward_hooks, every._global_backward_pre_hooks
+    return any((*own, *backward, *forwards, *backwards))
 
 
 def assert_on_device(condition: Tensor, message: str) -> None:

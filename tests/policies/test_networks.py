@@ -112,3 +112,18 @@ def test_an_evaluator_calls_what_is_hooked_on():
     torch.nn.utils.parametrizations.weight_norm(policy.head)
     expected = policy.evaluate(state)
     torch.testing.assert_close(policy.evaluator()(state.numpy(), None), expected)
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_pre_hook"])
+def test_an_evaluator_sees_what_is_hooked_onto_all_modules(kind, monkeypatch):
+    # As in torch 2.7, which is the lowest version.
+    monkeypatch.delattr(torch.nn.modules.module, "_has_any_global_hook", raising=False)
+    policy = ForwardPolicy(HyperGrid(2, 4), hidden=(5,))
+    plain, called = policy.evaluator(), "StateModule.evaluator"
+    hook = getattr(torch.nn.modules.module, f"register_module_{kind}")(lambda *_: None)
+    try:
+        hooked = policy.evaluator()
+    finally:
+        hook.remove()
+    assert called not in plain.__qualname__
+    assert called in hooked.__qualname__
