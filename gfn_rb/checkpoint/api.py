@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from os import PathLike
@@ -255,6 +256,8 @@ def resolved(path: Any) -> Path:
             is_open = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH  # as /tmp is
             stranger = owner if is_open and owner not in (os.geteuid(), folder.st_uid) else None
         found = given.resolve()
+        if found.is_symlink():  # to itself, which resolve lets pass from Python 3.13 on
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     except (OSError, RuntimeError) as error:  # the latter of links, up to Python 3.12
         why = getattr(error, "strerror", None) or one_line(error)
         raise CheckpointError(f"path {path} leads nowhere: {why}") from None
