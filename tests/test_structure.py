@@ -72,7 +72,7 @@ IN_NUMERICS = {
 }  # fmt: skip
 # What these import is in the type-checking imports of packages, or is of their own folder.
 LAZY = {"gfn_rb.lazy", "gfn_rb.losses"}
-CORE = {"buffers", "containers", "kernels", "numerics", "samplers", "writers"}
+CORE = {"buffers", "containers", "kernels", "numerics", "samplers", "storages", "writers"}
 
 
 def is_allowed(here: str, target: str) -> bool:
