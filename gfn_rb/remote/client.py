@@ -312,7 +312,7 @@ class ManagerClient(NamesGoneOptions):
         for any rank; that manager is then lost for all batches.
         """
         start = time.perf_counter() if timeout > 0 else 0.0
-        if len(self.membership.present) < len(self.membership):
+        if self.membership.n_present < len(self.membership):
             self._readmit()
         try:
             message = self._channel.receive(None, DATA_TAG, timeout)

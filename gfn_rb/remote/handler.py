@@ -140,7 +140,7 @@ class MessageHandler:
     def _lose(self, rank: int, why: str, state: RankState = "lost") -> None:
         """Continue without a worker; ignored for other ranks and one that has left already."""
         if self._workers.leave(rank, state, why):
-            n, left = len(self._workers), len(self._workers.present)
+            n, left = len(self._workers), self._workers.n_present
             left_over = f"going on with {left} of {n} workers"
             self._warn(rank, why, f"worker {rank} is lost: {' '.join(why.split())}; {left_over}")
 

@@ -150,7 +150,7 @@ class ReplayBufferManager(MessageHandler):
     @property
     def finished(self) -> bool:
         """Whether every worker has closed or is lost."""
-        return not self._workers.present
+        return self._workers.n_present == 0
 
     @property
     def baseline(self) -> float | None:

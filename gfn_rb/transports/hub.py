@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from gfn_rb.transports.addresses import Card, is_loopback, plain
 
 LIMIT = 1 << 24  # bytes of a line: cards of some 50,000 ranks
 _GATHERING = 0.05  # seconds in which the ends of several ranks are told together
+_MOST_NAMED = 21  # ranks: messages name 20, and say that there are more
 _DIED = "its process died: the connection ended"
 
 Ended = tuple[str, str, bool]
@@ -48,7 +50,7 @@ class Hub:
     ) -> None:
         self.cards = {card.rank: card}
         self.complete = asyncio.Event()
-        self._expected = expected
+        self._absent = sorted(expected - self.cards.keys())
         self._told_card, self._told_gone = told_card, told_gone
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._ended: dict[int, Ended] = {}  # not told yet
@@ -57,8 +59,8 @@ class Hub:
 
     @property
     def absent(self) -> list[int]:
-        """Ranks that have not come, of those that are waited for."""
-        return sorted(self._expected - self.cards.keys())
+        """The first ranks that have not come, of those that are waited for."""
+        return self._absent[:_MOST_NAMED]  # each rank that comes is told
 
     async def serve(
         self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -69,6 +71,9 @@ class Hub:
         if not card.is_bound and not is_loopback(seen):
             card = card._replace(addresses=tuple(dict.fromkeys([seen, *card.addresses])))
         self.cards[rank] = card
+        at = bisect_left(self._absent, rank)
+        if self._absent[at : at + 1] == [rank]:
+            del self._absent[at]
         self._gone.pop(rank, None)
         self._ended.pop(rank, None)
         if (previous := self._writers.get(rank)) is not None:
@@ -106,7 +111,7 @@ class Hub:
             writer.close()
 
     def _check(self) -> None:
-        if not self.absent and not self.complete.is_set():
+        if not self._absent and not self.complete.is_set():
             self.complete.set()
             self._tell(self._roster())
 

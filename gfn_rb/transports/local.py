@@ -134,8 +134,9 @@ class MailboxTransport(Transport):
     def _poll(self, source: int | None, tag: int | None) -> Envelope | None:
         with self._mailboxes.lock:
             gone = self._mailboxes.gone
-            for rank in gone.keys() - {self.rank} - self.lost if gone else ():
-                self._mark_lost(rank, gone[rank])
+            if len(gone) > len(self._lost):  # else all of them are known: those lost are gone
+                for rank in gone.keys() - self._lost.keys() - {self.rank}:
+                    self._mark_lost(rank, gone[rank])
             message = self._first(source, tag)
         return None if message is None else message.envelope
 

@@ -441,16 +441,14 @@ class TCPEndpoint(Endpoint):
 
     async def _leave(self, seconds: float) -> list[int]:
         self.is_leaving = True
-        parting = {
-            rank: self.loop.create_task(self._part(each)) for rank, each in self.peers.items()
-        }
-        for peer in self.peers.values():
+        known = [each for each in self.peers.values() if each.links or each.waiting]
+        parting = [self.loop.create_task(self._part(each)) for each in known]
+        for peer in known:
             peer.room.set()
         if parting:
-            longest = min(seconds, threading.TIMEOUT_MAX)
-            await asyncio.wait(parting.values(), timeout=longest)
+            await asyncio.wait(parting, timeout=min(seconds, threading.TIMEOUT_MAX))
         stuck = [rank for rank, peer in self.peers.items() if peer.has_unsent]
-        self._task(self._end(list(parting.values())))
+        self._task(self._end(parting))
         return stuck
 
     async def _part(self, peer: Peer) -> None:

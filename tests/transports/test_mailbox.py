@@ -22,6 +22,22 @@ def test_senders_are_served_in_turn() -> None:
     assert [receiver.recv().source, receiver.recv().source] == [0, 1]
 
 
+def test_a_poll_looks_at_no_rank_whose_loss_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, *others = LocalTransport.group(4)
+    for each in others[:2]:
+        each.close()
+        with pytest.raises(PeerLostError):
+            a.probe()
+
+    class Known(dict[int, str]):
+        keys = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(a._mailboxes, "gone", Known(a._mailboxes.gone))
+    assert a.probe() is None
+    others[2].send([b"x"], 0)
+    assert bytes(a.recv().data) == b"x"
+
+
 def test_closing_drops_what_was_not_received_and_tells_its_sender() -> None:
     a, b = LocalTransport.group(2)
     handle = a.isend([b"x"], 1)

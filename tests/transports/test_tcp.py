@@ -24,8 +24,11 @@ from gfn_rb.errors import ArgumentError, PeerLostError, TransportError, Transpor
 from gfn_rb.transports import TCPTransport, handshake
 from gfn_rb.transports.addresses import card_of
 from gfn_rb.transports.base import Part
+from gfn_rb.transports.hub import Hub
 from gfn_rb.transports.local import QueuedMessage
 from gfn_rb.transports.meeting import MeetingPlace
+from gfn_rb.transports.peers import Peer
+from gfn_rb.transports.tcp import TCPEndpoint
 
 DYING = """
 import os, signal, sys
@@ -43,7 +46,7 @@ def pair() -> Iterator[list[TCPTransport]]:
     """Two endpoints in threads of this process."""
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda rank: TCPTransport(store, rank, 2, timeout=10.0), range(2)))
+        made = list(pool.map(lambda rank: TCPTransport(store, rank, 2, timeout=60.0), range(2)))
         yield made
         list(pool.map(lambda transport: transport.close(), made))
 
@@ -190,12 +193,37 @@ def refused(where: Any, rank: int, size: int, **options: Any) -> str:
 def test_absent_ranks_are_named_to_all_that_came(tmp_path: Path) -> None:
     where = f"file://{tmp_path / 'store'}"
     with ThreadPoolExecutor(2) as pool:
-        told = [*pool.map(lambda rank: refused(where, rank, 4, timeout=3.0 + rank), (0, 2))]
+        # Rank 0 gives up first, and tells the other one.
+        told = [*pool.map(lambda rank: refused(where, rank, 4, timeout=3.0 + 20 * rank), (0, 2))]
     for rank, error in zip((0, 2), told, strict=True):
-        assert error.startswith(f"rank {rank} did not meet all 4 ranks within {3 + rank} s: ")
+        assert error.startswith(f"rank {rank} did not meet all 4 ranks within {3 + 20 * rank} s: ")
         assert f"ranks 1, 3 did not come to rank 0, which '{where}' leads to, at host " in error
         assert socket.gethostname() in error
         assert re.search(r"port \d+$", error)
+
+
+def test_a_rank_that_comes_is_told_of_few_absent_ranks_however_many_there_are() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hub = Hub(card_of(0, server, "", True), {*range(1000)}, print, print)
+    assert hub.absent == [*range(1, 22)]  # a message names 20, and says that there are more
+
+
+def test_closing_takes_leave_of_connected_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, parted = dist.HashStore(), []
+    part = TCPEndpoint._part
+
+    async def noted(endpoint: TCPEndpoint, peer: Peer) -> None:
+        parted.append((endpoint.card.rank, peer.rank))
+        await part(endpoint, peer)
+
+    monkeypatch.setattr(TCPEndpoint, "_part", noted)
+    with ThreadPoolExecutor(2) as pool:
+        make = lambda rank: TCPTransport(store, rank, 999, timeout=60.0, wait_for=[0])  # noqa: E731
+        a, b = pool.map(make, range(2))
+        a.send([b"hello"], 1)
+        assert bytes(b.recv(0).data) == b"hello"
+        [*pool.map(lambda transport: transport.close(), (a, b))]
+    assert sorted(parted) == [(0, 1), (1, 0)]
 
 
 def test_an_absent_rank_0_is_named(tmp_path: Path) -> None:

@@ -253,8 +253,11 @@ class _Manager(remote.ReplayBufferManager):
     @property
     def n_left(self) -> int:
         """Number of ranks that have sent something and left, or are lost."""
-        left = (rank for rank in self._senders if rank not in self._workers.present)
-        return sum(bool(self._workers[rank].last_seen) for rank in left)
+        workers = self._workers
+        if workers.n_present == len(workers):  # asked before each message
+            return 0
+        left = self._senders.keys() - workers.present
+        return sum(bool(workers[rank].last_seen) for rank in left)
 
     @property
     def finished(self) -> bool:

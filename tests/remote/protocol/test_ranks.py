@@ -136,6 +136,19 @@ def test_ranks_that_left_or_are_unknown_cannot_be_lost_and_lost_ones_may_return(
     assert (ranks.present, ranks.lost) == ([], {})
 
 
+def test_a_message_and_a_leave_look_at_no_other_rank(monkeypatch):
+    ranks = Membership(range(100))
+    with monkeypatch.context() as patch:
+        patch.setattr(Membership, "items", None)
+        assert not ranks.seen(3)
+        assert ranks.leave(4)
+        assert ranks.leave(5, "lost", "it died")
+        assert ranks.n_present == 98
+        assert ranks.seen(5)
+        assert ranks.n_present == 99
+    assert ranks.present == [rank for rank in range(100) if rank != 4]
+
+
 def test_silence_is_noticed():
     clock = Clock()
     ranks = Membership([1, 2], 5.0, clock)
