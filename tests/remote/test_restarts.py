@@ -1,6 +1,7 @@
 """Managers and workers that are killed and started again under the same rank, over sockets.
 
-``GFN_RB_KILLS=50 pytest --all tests/remote/test_restarts.py`` kills so many of each.
+``GFN_RB_KILLS=150 pytest --all tests/remote/test_restarts.py`` kills so many of each, in runs of up
+to 50.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gfn_rb.remote.worker import Mode
 from gfn_rb.transports import TCPTransport
 
 KILLS = int(os.environ.get("GFN_RB_KILLS", "2"))  # of managers, and of workers
+RUNS = [min(50, KILLS - start) for start in range(0, KILLS, 50)]  # managers hold the rows of 50
 MANAGERS, KILLED, HERE, SIZE = [0, 1], 2, 3, 4
 CAPACITY, PATIENCE, BATCH = 200_000, 60.0, 16
 STRIDE = 1_000_000  # numbers that each start of the killed worker may use
@@ -138,8 +140,11 @@ def test_rows_that_were_not_answered_are_sent_again(mode: Mode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["manager", "worker"])
-def test_what_was_acknowledged_outlives_kills_and_restarts(tmp_path: Path, target: str) -> None:
-    dice, where = random.Random(1), f"file://{tmp_path / 'store'}"
+@pytest.mark.parametrize(("seed", "kills"), [*enumerate(RUNS, start=1)])
+def test_what_was_acknowledged_outlives_kills_and_restarts(
+    tmp_path: Path, seed: int, kills: int, target: str
+) -> None:
+    dice, where = random.Random(seed), f"file://{tmp_path / 'store'}"
     processes, log = Processes(where, tmp_path), tmp_path / "acknowledged"
     log.touch()
     acknowledged: list[int] = []
@@ -163,7 +168,7 @@ def test_what_was_acknowledged_outlives_kills_and_restarts(tmp_path: Path, targe
                     acknowledged.extend(numbers)
                 time.sleep(0.002)
 
-        for _ in range(KILLS):
+        for _ in range(kills):
             rank = dice.choice(MANAGERS) if target == "manager" else KILLED
             send_for(0.2 + 0.3 * dice.random())
             processes.kill(rank)
@@ -184,7 +189,7 @@ def test_what_was_acknowledged_outlives_kills_and_restarts(tmp_path: Path, targe
         kept = ManagerQueries(transport).items(MANAGERS, PATIENCE)
         assert kept is not None
         held = kept["state"][:, 0].tolist()
-        assert len(acknowledged) > 10 * KILLS
+        assert len(acknowledged) > 10 * kills
         assert set(acknowledged) <= set(held)
         assert len(held) == len(set(held))
         statistics = worker.statistics
@@ -193,7 +198,7 @@ def test_what_was_acknowledged_outlives_kills_and_restarts(tmp_path: Path, targe
         if target == "manager":  # of what was not answered, nothing is missing either
             sent = statistics.offered - statistics.skipped
             assert sum(each < 0 for each in held) >= sent
-            assert statistics.resent >= KILLS
+            assert statistics.resent >= kills
         worker.close(PATIENCE)
         with suppress(TransportTimeoutError):
             transport.close(5.0)
