@@ -94,13 +94,14 @@ def test_a_port_that_is_taken_is_named():
 
 
 def test_workers_that_do_not_connect_are_named(monkeypatch, caplog):
-    manager, one, _, _ = managed(fifo_buffer(5), n=4, worker_timeout=0.4)
+    monkeypatch.setattr("gfn_rb.remote.manager._NAMED_AFTER", 0.05)
+    manager, one, _, _ = managed(fifo_buffer(5), n=4, worker_timeout=1.0)
     one.link.send(0, DATA_TAG, Kind.ITEMS, {"id": 1}, objects([1]))
     with caplog.at_level(logging.WARNING):
         manager.run(LIMIT)
     lines = [line for line in caplog.messages if "not connected" in line]
     assert lines[0] == (
-        "manager 0: ranks 2, 3 of workers= have not connected within 0.2 s: a worker has to name "
+        "manager 0: ranks 2, 3 of workers= have not connected within 0.05 s: a worker has to name "
         "rank 0 as its manager"
     )
     assert "worker 2 is lost: it has never connected; going on with" in caplog.text

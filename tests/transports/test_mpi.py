@@ -183,7 +183,8 @@ def test_a_malformed_message_costs_its_sender_alone(kind: str, why: str) -> None
     assert len(found["lost"]) == 1
     assert why in found["lost"][0]
     assert found["received"] == 40
-    assert found["longest"] < 4.5  # seconds that another rank waits
+    if "did not finish" in why:  # another rank did not wait until that was noticed
+        assert found["before"] >= 10
 
 
 # Pieces of messages.

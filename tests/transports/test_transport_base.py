@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,14 +44,20 @@ def test_an_error_in_a_with_block_is_the_one_heard_of_at_once(
     assert waited == [0.0]
 
 
-def test_polling_ends_on_time_and_mostly_sleeps() -> None:
-    looks = 0
+def test_polling_ends_on_time_and_mostly_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks, slept = 100.0, 0, 0.0
 
     def look() -> None:
-        nonlocal looks
-        looks += 1
+        nonlocal looks, now
+        looks, now = looks + 1, now + 1e-6
 
-    start = time.monotonic()
+    def sleep(seconds: float) -> None:
+        nonlocal now, slept
+        now, slept = now + seconds, slept + seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr("gfn_rb.transports.base.time", clock)
     assert polled(look, 0.3) is None
-    assert 0.3 <= time.monotonic() - start < 30.0
-    assert 20 < looks < 50_000
+    assert 100.3 <= now < 100.301
+    assert slept > 0.29
+    assert 2_000 < looks < 2_400  # 2 ms without a sleep, then at least every 2 ms

@@ -130,7 +130,7 @@ def test_it_is_finished_when_all_workers_have_said_goodbye():
 def test_silent_workers_are_lost(caplog):
     manager, one, _ = managed(worker_timeout=0.05)
     one.ask(Kind.HELLO, {"protocol": PROTOCOL, "managers": [0]})
-    manager.run(timeout=5.0)
+    manager.run(timeout=LIMIT)
     assert manager.finished
     assert "worker 1 is lost: it has been silent for too long; going on with" in caplog.text
     assert "worker 2 is lost" in caplog.text
@@ -138,8 +138,16 @@ def test_silent_workers_are_lost(caplog):
 
 def test_workers_are_not_silent_while_their_manager_is_busy(monkeypatch):
     monkeypatch.setattr("gfn_rb.remote.manager._MOST_MESSAGES", 2)
-    slow = lambda rows, sender: time.sleep(0.1) or {}  # noqa: E731
-    manager, *clients = managed(fifo_buffer(9), slow, worker_timeout=0.05)
+    now = 100.0
+
+    def slow(rows, sender):
+        nonlocal now
+        now += 10.0
+        return {}
+
+    manager, *clients = managed(fifo_buffer(9), slow, worker_timeout=5.0)
+    manager._workers._clock = lambda: now
+    manager._workers.restart_silence()
     for value in range(3):
         for client in clients:
             client.link.send(0, DATA_TAG, Kind.ITEMS, {"id": value}, objects([value]))
