@@ -5,6 +5,9 @@ of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX.
 ``learning``, PART is an environment; of ``sceptic``, a table of ``benchmarks.sceptic.page``; of
 ``index``, "all". A part that is not stored keeps its table, which must say that it is older than
 the code.
+``learning``, PART is an environment; of ``sceptic``, "replay" or "ways". Tables of ``many_ranks``
+have times. A part that is not stored keeps its table, which must say that it is older than the
+code.
 """
 
 from __future__ import annotations
@@ -84,6 +87,8 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
         return ""
     if benchmark == "make_train":
         return _train_table(stored)
+    if benchmark == "many_ranks":
+        return _times_table(stored)
     rows: dict[str, dict[int, float]] = {}
     bounds: dict[str, list[float]] = {}
     for each in stored["results"]:
@@ -114,6 +119,28 @@ def _train_table(stored: Mapping[str, Any]) -> str:
         f"| {' | '.join(cells)} | {len(stored['results'])} |",
     ]
     return "\n".join([*lines, "", age(stored["measured"])])
+
+
+def _times_table(stored: Mapping[str, Any]) -> str:
+    """Return the times of calls, a column for each number of ranks."""
+    rows: dict[str, dict[int, str]] = {}
+    for each in stored["results"]:
+        rows.setdefault(each["name"], {})[each["capacity"]] = duration(each["ours"])
+    sizes = sorted({size for row in rows.values() for size in row})
+    lines = [f"| | {' | '.join(f'{size:,} ranks' for size in sizes)} |"]
+    lines.append("| --- " * (1 + len(sizes)) + "|")
+    for name, row in rows.items():
+        lines.append(f"| {name} | {' | '.join(row.get(size, '') for size in sizes)} |")
+    return "\n".join([*lines, "", age(stored["measured"])])
+
+
+def duration(microseconds: float) -> str:
+    """Return a time with two digits and its unit."""
+    for unit in ("us", "ms", "s"):
+        if microseconds < 999.5 or unit == "s":
+            break
+        microseconds /= 1e3
+    return f"{float(f'{microseconds:.2g}'):g} {unit}"
 
 
 def _learning_table(report: Mapping[str, Any] | None) -> str:

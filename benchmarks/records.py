@@ -61,6 +61,10 @@ CODE: dict[str, tuple[str, ...]] = {
     "language_model": (*_LEARNING, "benchmarks/language_model.py"),
     "distributed_learning": (*_LEARNING, "gfn_rb/remote", "gfn_rb/transports"),
     "simulation": ("gfn_rb/remote", "gfn_rb/transports", "benchmarks/simulation.py"),
+    "many_ranks": (
+        *("gfn_rb/remote", "gfn_rb/transports", "gfn_rb/training/session/joining.py"),
+        "benchmarks/many_ranks.py",
+    ),
 }
 """Paths of the repository that the figures of each benchmark depend on."""
 

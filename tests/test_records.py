@@ -130,6 +130,16 @@ def timed(ratio, low=0.9, high=1.1):
     return {"parts": {"extend": {"results": [row]}}}
 
 
+def test_times_have_two_digits_and_their_unit(tmp_path):
+    found = [0.94, 45.26, 1234.0, 2.5e6, 123e6]
+    assert [*map(pages.duration, found)] == ["0.94 us", "45 us", "1.2 ms", "2.5 s", "120 s"]
+    rows = [{"name": "close", "capacity": n, "ours": t} for n, t in ((64, 10.0), (1_000, 2e3))]
+    stored = {"parts": {"calls": {"results": rows, "measured": None}}}
+    (tmp_path / "many_ranks.json").write_text(json.dumps(stored))
+    head, _, row, *_ = pages.table_of("many_ranks", "calls", folder=tmp_path).splitlines()
+    assert (head, row) == ("| | 64 ranks | 1,000 ranks |", "| close | 10 us | 2 ms |")
+
+
 def test_ratios_that_left_their_range_are_named():
     assert not [*figures.ratios_out_of_range(timed(1.3), timed(1.0))]
     assert [*figures.ratios_out_of_range(timed(1.5), timed(1.0))] == [
