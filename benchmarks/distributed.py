@@ -1,7 +1,10 @@
 """Ranks against raw MPI and torchgfn's exchange: ``python -m benchmarks.distributed``.
 
+    --parts ...    some of: messages exchange
+    --reverb PATH  a Python that has dm-reverb, whose insert is then measured, too
     --quick        a smoke run, whose figures mean nothing
     --json PATH    also write the figures to a file
+    --store        keep them in benchmarks/results, for the pages
 
 Starts itself on two ranks under mpiexec where it was not. A worker sends 64 trajectories to a
 manager that keeps and scores nothing, and awaits the reply. Its peers move the same content:
@@ -23,6 +26,10 @@ program that sends one payload again and again measures its cache. All take turn
 see :mod:`benchmarks.timing` for how a ratio is made. A turn is ten exchanges in a row, as a ping
 is measured; or a single one, which finds the processor's caches full of what its peers left there,
 as after a training step. Or, in a stream, a hundred, of which up to eight are unanswered at a time.
+
+In the part "exchange", managers store the rows, and the peer of all is raw TCP: the bytes by a
+socket between the ranks, and a small answer. Others are raw MPI, torchgfn as above, Ray (a manager
+that is an actor) and dm-reverb's insert; see :mod:`benchmarks.exchange_peers`.
 The exit status is 0 whatever the figures.
 """
 
@@ -41,10 +48,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from benchmarks import ranks
+from benchmarks import exchange_peers, ranks
 from benchmarks.timing import Result, conclude, header, options_of, row
 from benchmarks.torchgfn import answer, message_of
-from gfn_rb import CompactRows
+from gfn_rb import CompactRows, fifo_buffer
 from gfn_rb.envs import HyperGrid
 from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker
 from gfn_rb.remote.worker import Mode
@@ -52,9 +59,13 @@ from gfn_rb.transports import MPITransport, TCPTransport, Transport
 from gfn_rb.transports.launch import launched
 
 WORKER, MANAGER = 0, 1
+PARTS = ("messages", "exchange")
 N = 64  # trajectories of a batch
 PAYLOADS = 12
 SIZES = {"0.1 MB": (21, 8), "60 x 16": (60, 16), "0.9 MB": (185, 8), "3.5 MB": (719, 8)}
+EXCHANGED = {"3 KB": (1, 1), "0.1 MB": (21, 8), "0.9 MB": (185, 8), "10 MB": (2050, 8)}
+IN_A_ROW = 5  # exchanges of a turn, of those that store
+STORED = 20  # batches that managers of exchanges have room for
 AT_MOST_RAW = {"60 x 16": 1.0, "0.9 MB": 1 / 0.6, "3.5 MB": 1 / 0.6}  # times as long as raw MPI
 FASTER = 10  # times as fast as torchgfn, at least
 TURNS = (10, 1)  # exchanges in a row
@@ -68,13 +79,13 @@ Connect = Callable[[], Transport]
 
 def environment(size: str) -> HyperGrid:
     """Return one whose longest trajectories have the steps of a size."""
-    steps, width = SIZES[size]
+    steps, width = (SIZES | EXCHANGED)[size]
     return HyperGrid(width, 2 + steps // width)
 
 
 def trajectories(size: str) -> TensorDict:
     """Return trajectories of a size, steps and numbers of a state."""
-    steps, width = SIZES[size]
+    steps, width = (SIZES | EXCHANGED)[size]
     return TensorDict(
         {
             "state": torch.randint(0, environment(size).height, (N, steps + 1, width)),
@@ -103,17 +114,24 @@ class Bench:
         """Run all in turn, so many times in a row.
 
         Returns:
-            The seconds of one run, for each turn but the first few.
+            The seconds of one run, for each turn but the first few; those that it returns, if any.
         """
         took: dict[str, list[float]] = {name: [] for name in contenders}
         for start_at in range(0, self.rounds * turn, turn):
             for name, act in contenders.items():
-                self.comm.Barrier()
+                self._meet()
                 start = time.perf_counter()
-                for i in range(start_at, start_at + turn):
-                    act(i)
-                took[name].append((time.perf_counter() - start) / turn)
+                told = [act(i) for i in range(start_at, start_at + turn)]
+                own = [each for each in told if isinstance(each, float)]
+                took[name].append((sum(own) if own else time.perf_counter() - start) / turn)
         return {name: times[self.rounds // 10 :] for name, times in took.items()}
+
+    def _meet(self) -> None:
+        """Wait for the other rank, which may measure a peer that needs this core."""
+        request = self.comm.Ibarrier()
+        while not request.Test():
+            time.sleep(1e-3)
+        self.comm.Barrier()  # both go on at once
 
     def raw(self, nbytes: int) -> Act:
         """Return a Send of so many bytes, and a small answer."""
@@ -168,6 +186,7 @@ class Bench:
         mode: Mode = "awaited",
         score: Callable[..., Any] | None = None,
         compact: bool = False,
+        stores: bool = False,
     ) -> Iterator[tuple[Act, ReplayBufferWorker | None]]:
         """Yield this library's exchange, and the worker on its rank."""
         form = CompactRows(environment(size)) if compact else None
@@ -192,7 +211,10 @@ class Bench:
             worker.close()
             return
         scoring = {} if score is None else {"score": score}
-        manager = ReplayBufferManager(transport, workers=[WORKER], compact=form, **scoring)
+        rb = fifo_buffer(STORED * N) if stores else None
+        manager = ReplayBufferManager(
+            transport, rb, workers=[WORKER], compact=form, duplicates="keep", **scoring
+        )
 
         def serve(_: int) -> None:
             served = manager.batches
@@ -251,6 +273,34 @@ def stream(bench: Bench, connect: Connect, name: str, size: str, compact: bool) 
     return Result.of(label, nbytes, took["ours"], took["raw"], bound)
 
 
+def exchanges(bench: Bench, connects: dict[str, Connect], size: str, reverb: str) -> list[Result]:
+    """Compare the exchange of a batch over each transport, and peers, with raw TCP."""
+    batches = [trajectories(size) for _ in range(PAYLOADS)]
+    nbytes = sum(value.nbytes for value in batches[0].values())
+    is_worker, rounds = bench.rank == WORKER, bench.rounds
+    bench.rounds = max(10, rounds // (10 if nbytes > 5e6 else 2))
+    with ExitStack() as stack:
+        contenders = {"raw TCP": stack.enter_context(exchange_peers.raw_tcp(bench.comm, nbytes))}
+        for name, connect in connects.items():
+            exchange = bench.exchange(stack.enter_context(connect()), size, stores=True)
+            contenders[f"gfn_rb over {name}"] = stack.enter_context(exchange)[0]
+        contenders["gfn_rb over Ray"] = exchange_peers.nothing
+        if is_worker:
+            contenders["gfn_rb over Ray"] = stack.enter_context(exchange_peers.over_ray(batches))
+        contenders["raw MPI"] = bench.raw(nbytes)
+        theirs = bench.pickled([*map(message_of, batches)], answer())
+        contenders["torchgfn's messages over MPI"] = theirs
+        if reverb:
+            contenders["dm-reverb's insert"] = exchange_peers.nothing
+        if reverb and is_worker:
+            insert = exchange_peers.inserts(reverb, nbytes)
+            contenders["dm-reverb's insert"] = stack.enter_context(insert)
+        took = bench.interleave(contenders, IN_A_ROW)
+    bench.rounds = rounds
+    floor = took.pop("raw TCP")
+    return [Result.of(name, nbytes, times, floor, None) for name, times in took.items()]
+
+
 def waiting(bench: Bench, connect: Connect, name: str, size: str) -> Result:
     """Compare how long adds take that never wait, with adds that await a scoring of 10 ms.
 
@@ -288,27 +338,31 @@ def measure(options: argparse.Namespace) -> None:
     bench = Bench(comm, 20 if options.quick else 100)
     if bench.rank == WORKER:
         print(header("bytes"))
-    results: list[Result] = []
+    parts: dict[str, list[Result]] = {part: [] for part in options.parts}
 
-    def report(*found: Result) -> None:
-        results.extend(found)
+    def report(part: str, *found: Result) -> None:
+        parts[part].extend(found)
         if bench.rank == WORKER:
             print(*map(row, found), sep="\n", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         store, numbers = comm.bcast(f"file://{folder}/store"), count()
-        for name, connect in (
-            ("MPI", lambda: MPITransport(comm)),
-            ("sockets", lambda: TCPTransport(f"{store}{next(numbers)}", bench.rank, 2)),
-        ):
+        connects: dict[str, Connect] = {
+            "MPI": lambda: MPITransport(comm),
+            "TCP": lambda: TCPTransport(f"{store}{next(numbers)}", bench.rank, 2),
+        }
+        for size in EXCHANGED if "exchange" in parts else ():
+            report("exchange", *exchanges(bench, connects, size, options.reverb))
+        for name, connect in connects.items() if "messages" in parts else ():
             for size in SIZES:
-                report(*compare(bench, connect, name, size))
+                report("messages", *compare(bench, connect, name, size))
             for compact in (False, True):
-                report(stream(bench, connect, name, "60 x 16", compact))
-            report(waiting(bench, connect, name, "0.9 MB"))
+                report("messages", stream(bench, connect, name, "60 x 16", compact))
+            report("messages", waiting(bench, connect, name, "0.9 MB"))
         comm.Barrier()
     if bench.rank == WORKER:
-        conclude("distributed", {"messages": results}, options, {})
+        options.reverb = bool(options.reverb)
+        conclude("distributed", parts, options, {})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -319,6 +373,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser = options_of("Exchanges between ranks against their peers.")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--reverb", default="", metavar="PATH")
     options = parser.parse_args(words)
     started = launched()
     if started is None:
