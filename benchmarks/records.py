@@ -60,7 +60,11 @@ CODE: dict[str, tuple[str, ...]] = {
     ),
     "language_model": (*_LEARNING, "benchmarks/language_model.py"),
     "distributed_learning": (*_LEARNING, "gfn_rb/remote", "gfn_rb/transports"),
-    "simulation": ("gfn_rb/remote", "gfn_rb/transports", "benchmarks/simulation.py"),
+    "message_costs": (*_BUFFERS, "gfn_rb/remote", "benchmarks/message_costs.py"),
+    "simulation": (
+        *(*_BUFFERS, "gfn_rb/remote", "gfn_rb/transports"),
+        *("benchmarks/message_costs.py", "benchmarks/simulation.py"),
+    ),
     "many_ranks": (
         *("gfn_rb/remote", "gfn_rb/transports", "gfn_rb/training/session/joining.py"),
         "benchmarks/many_ranks.py",

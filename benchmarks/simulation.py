@@ -4,9 +4,7 @@
     --json PATH    also write the figures to a file
     --draw PATH    also draw them
 
-Measured, in CPU time, within one process: what an exchange of n rows takes a worker, and a manager
-that stores them in a full buffer, scores nothing, replies and feeds, with as many workers as ever.
-A row is a state of 16 int64 and its log-reward; workers are fed 16 rows with each answer.
+Measured: what messages cost, as :mod:`benchmarks.message_costs` does.
 
 Simulated: each worker makes 640 rows a second, and sends them once in an interval, each to the one
 of m managers that owns it, in up to m frames; it waits for nothing, and sends nothing to a manager
@@ -28,14 +26,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,150 +39,26 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import ranks
+from benchmarks.message_costs import (
+    IN_FLIGHT,
+    RATE,
+    Costs,
+    new_manager,
+    new_worker,
+    report,
+    typical,
+)
 from benchmarks.records import measured as measured_now
 from benchmarks.workloads import random_items
-from gfn_rb import fifo_buffer, reward_prioritized_buffer
-from gfn_rb.remote import ReplayBufferManager, ReplayBufferWorker, Subscription
-from gfn_rb.remote.channel import FrameChannel
-from gfn_rb.remote.messages import DATA_TAG, PROTOCOL, Kind
-from gfn_rb.transports import LocalTransport, MPITransport, Transport
+from gfn_rb.transports import MPITransport
 
-RATE, IN_FLIGHT = 640, 8  # rows a second of a worker; frames a manager may leave unanswered
-CAPACITY, FED, HELD = 10_000, 16, 10_000  # rows: a manager's, of a feed, and of a worker's buffer
+HELD = 10_000  # rows of a worker's buffer
 WORKERS, MANAGERS = (16, 64, 256, 1024, 4096), (1, 4, 16, 64)
 INTERVALS = (0.1, 1.0, 10.0)  # seconds between exchanges
 NOTICED = (0.1, 30.0)  # seconds: by a fault tolerant MPI; by the timeout of an answer
 REAL = ((1, 1), (3, 1), (7, 1), (6, 2), (15, 1), (12, 4))  # workers and managers
 REAL_INTERVALS, REAL_ROWS = (0.05, 0.01), 64  # idle seconds between exchanges of so many rows
 DEATHS = ((64, 4, 1.0), (1024, 16, 10.0))  # workers, managers, seconds between exchanges
-
-
-@dataclass(frozen=True)
-class Costs:
-    """CPU seconds that messages take.
-
-    Attributes:
-        batch: to make a batch, which is no message.
-        worker: per frame, at a worker.
-        frame: per frame, at a manager.
-        row: further, per row of it.
-        subscriber: further, per worker that the manager feeds.
-        waiting: per frame of 64 rows of ten workers that are fed, at a manager, where each comes
-            by itself.
-        together: the same where all ten wait, which are then stored by one call.
-    """
-
-    batch: float
-    worker: float
-    frame: float
-    row: float
-    subscriber: float
-    waiting: float
-    together: float
-
-    def served(self, rows: np.ndarray | float, workers: int) -> Any:
-        """Return how long a manager takes for a frame, given its rows and how many it feeds."""
-        return self.frame + self.row * rows + self.subscriber * workers
-
-
-# Measuring.
-
-
-def new_manager(transport: Transport, managers: Sequence[int]) -> ReplayBufferManager:
-    """Return a manager, one of some ranks, whose buffer is full."""
-    rb = reward_prioritized_buffer(CAPACITY)
-    rb.extend(random_items(CAPACITY))
-    return ReplayBufferManager(transport, rb, managers=managers)
-
-
-def new_worker(transport: Transport, managers: Sequence[int]) -> ReplayBufferWorker:
-    """Return a worker that keeps nothing but what it is fed."""
-    fed = Subscription(fifo_buffer(1000), FED, "newest")
-    return ReplayBufferWorker(
-        transport, managers, mode="nonblocking", in_flight=IN_FLIGHT, subscription=fed
-    )
-
-
-def timed(rows: int, n_workers: int, rounds: int) -> tuple[float, float, float]:
-    """Return the mean CPU seconds to make a batch, of a worker's exchange, and of a manager's.
-
-    Args:
-        rows: of a batch.
-        n_workers: who take turns.
-        rounds: exchanges after everybody had one.
-    """
-    mine, *theirs = LocalTransport.group(n_workers + 1)
-    manager, connected = new_manager(mine, [0]), threading.Event()
-
-    def serve() -> None:
-        while not connected.is_set():
-            manager.step(0.01)
-
-    server = threading.Thread(target=serve)
-    server.start()
-    workers = [new_worker(transport, [0]) for transport in theirs]
-    for worker in workers:
-        worker.connect()
-    connected.set()
-    server.join()
-    took = []
-    for i in range(n_workers + rounds):
-        worker = workers[i % n_workers]
-        clock = [time.thread_time()]
-        batch = random_items(rows)
-        clock.append(time.thread_time())
-        worker.extend(batch)
-        clock.append(time.thread_time())
-        manager.step(1.0)
-        clock.append(time.thread_time())
-        worker.flush()  # which takes the answer
-        clock.append(time.thread_time())
-        made, sent, served, taken = np.diff(clock)
-        took.append((made, sent + taken, served))
-    return tuple(np.mean(took[n_workers:], 0).tolist())
-
-
-def timed_frames(n_waiting: int, rounds: int, n_workers: int = 10) -> float:
-    """Return the least CPU seconds per frame of 64 rows, where so many wait at a time."""
-    mine, *theirs = LocalTransport.group(n_workers + 1)
-    manager, links = new_manager(mine, [0]), [FrameChannel(each) for each in theirs]
-    terms = {"quota": FED, "policy": "newest", "own": False, "fresh": True}
-    hello = {"protocol": PROTOCOL, "managers": [0], "subscription": terms}
-
-    def serve() -> None:
-        while manager.step():
-            pass
-
-    for link in links:
-        link.send(0, DATA_TAG, Kind.HELLO, hello)
-    serve()
-    took = []
-    for i in range(rounds):
-        start, spent = i * n_workers, 0.0
-        for j, link in enumerate(links):
-            link.send(0, DATA_TAG, Kind.ITEMS, {"id": start + j}, random_items(64))
-            if (j + 1) % n_waiting == 0:
-                clock = time.thread_time()
-                serve()
-                spent += time.thread_time() - clock
-        took.append(spent / n_workers)
-        for link in links:
-            while link.receive(0) is not None:
-                pass
-    return min(took[rounds // 2 :])
-
-
-def measured(quick: bool) -> Costs:
-    """Return what messages cost, by least squares over sizes of batches and numbers of workers."""
-    sizes, crowds = ((1, 64), (2, 8)) if quick else ((1, 64, 640), (4, 128, 1024))
-    cases = list(product(sizes, crowds))
-    took = np.array([timed(rows, crowd, 20 if quick else 200) for rows, crowd in cases])
-    factors = np.array([(1, rows, crowd) for rows, crowd in cases])
-    frame, row, subscriber = np.linalg.lstsq(factors, took[:, 2], rcond=None)[0]
-    whole = took[[rows == 64 for rows, _ in cases]]
-    worker = float(took[:, 1].mean())
-    alone, together = (timed_frames(n, 4 if quick else 40) for n in (1, 10))
-    return Costs(float(whole[:, 0].mean()), worker, frame, row, subscriber, alone, together)
 
 
 # Simulating.
@@ -475,20 +347,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    costs = measured(options.quick)
-    print("microseconds: " + ", ".join(f"{k} {1e6 * v:.2f}" for k, v in asdict(costs).items()))
+    costs = typical(options.quick)
+    carried = report(costs)
     checked = check(costs, options.quick)
     cases, dead = grid(costs, options.quick), deaths(costs)
     if options.draw:
         draw(options.draw, cases, costs)
     if options.json:
-        report = {
+        found = {
             "measured": measured_now("simulation"),
             "quick": options.quick,
             "costs": asdict(costs),
+            "carried": carried,
         }
-        report |= {"check": checked, "cases": [*map(asdict, cases)], "deaths": [*map(asdict, dead)]}
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+        found |= {"check": checked, "cases": [*map(asdict, cases)], "deaths": [*map(asdict, dead)]}
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 
