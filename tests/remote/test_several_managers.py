@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from remote.remote_runs import LIMIT, group, objects, threads, values_of
+from remote.remote_runs import LIMIT, group, objects, serve_until, threads, values_of
 
 from gfn_rb import RaggedStorage, fifo_buffer, reward_prioritized_buffer
 from gfn_rb.remote import (
@@ -238,3 +238,21 @@ def test_managers_that_are_back_are_sent_what_they_own(n_managers, seed, holds, 
     cluster.check_union(everything=holds)
     cluster.check_accounts()
     cluster.check_fed()
+
+
+def test_managers_of_nodes_pass_their_rows_to_a_common_manager():
+    """As the page of managers says: each object once per node, and once between nodes."""
+    nodes, between, done = [group(2) for _ in range(2)], group(3), threading.Event()
+    managers = [ReplayBufferManager(node[0], fifo_buffer(99)) for node in nodes]
+    common = ReplayBufferManager(between[0], fifo_buffer(99))
+    with threads(serve_until(done, *managers, common)):
+        for i, (_, own) in enumerate(nodes):
+            with (
+                ReplayBufferWorker(own, 0, timeout=LIMIT) as worker,
+                ReplayBufferWorker(between[1 + i], 0, timeout=LIMIT) as sender,
+            ):
+                worker.extend(objects([i, 7]))
+                sender.extend(ManagerQueries(own).items([0], LIMIT))
+        done.set()
+    assert [values_of(each.buffer) for each in managers] == [[0, 7], [1, 7]]
+    assert values_of(common.buffer) == [0, 1, 7]
