@@ -3,11 +3,8 @@
 A table between ``<!-- figures: BENCHMARK PART [SUFFIX] -->`` and ``<!-- end -->`` is that of a part
 of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX. Of
 ``learning``, PART is an environment; of ``sceptic``, a table of ``benchmarks.sceptic.page``; of
-``index``, "all". A part that is not stored keeps its table, which must say that it is older than
-the code.
-``learning``, PART is an environment; of ``sceptic``, "replay" or "ways". Tables of ``many_ranks``
-have times. A part that is not stored keeps its table, which must say that it is older than the
-code.
+``index``, "all". Tables of ``many_ranks`` have times. A part that is not stored keeps its table,
+which must say that it is older than the code.
 """
 
 from __future__ import annotations
