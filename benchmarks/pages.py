@@ -25,6 +25,7 @@ from benchmarks.sceptic import page as sceptic
 
 OLD = "Measured before results were stored: older than the code."
 NOT_MEASURED = "not measured"
+QUIET = 2.5  # load of the machine
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 _RESULTS = re.compile(
@@ -101,7 +102,16 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
         cells = " | ".join(ratio(row[size]) if size in row else "" for size in sizes)
         target = ", ".join(map(ratio, dict.fromkeys(bounds.get(name, []))))
         lines.append(f"| {name} | {cells} | {target} |")
-    return "\n".join([*lines, "", age(stored["measured"])])
+    return "\n".join([*lines, "", age(stored["measured"]) + _beside(stored["measured"])])
+
+
+def _beside(record: Mapping[str, Any]) -> str:
+    """Return a sentence about other programs, which slow both sides of a ratio, if there were some.
+
+    One process of one thread makes a load of 1.
+    """
+    load = record.get("load", 0)
+    return f" Other programs ran beside (load {load:.0f})." if load >= QUIET else ""
 
 
 def _train_table(stored: Mapping[str, Any]) -> str:

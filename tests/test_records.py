@@ -125,6 +125,16 @@ def test_the_better_figure_is_bold_if_it_is_so_by_more_than_its_spread():
     assert pages._better_in_bold([], [5.0]) == ["not measured"] * 2
 
 
+def test_a_table_says_that_other_programs_ran(tmp_path):
+    row = {"name": "extend", "capacity": 8, "ratio": 1.0, "bound": None}
+    facts = records.measured("local")
+    for load, said in ((1.2, False), (8.7, True)):
+        report = {"parts": {"x": {"measured": {**facts, "load": load}, "results": [row]}}}
+        (tmp_path / "local.json").write_text(json.dumps(report))
+        table = pages.table_of("local", "x", folder=tmp_path)
+        assert table.endswith(" Other programs ran beside (load 9).") == said
+
+
 def timed(ratio, low=0.9, high=1.1):
     row = {"name": "extend", "capacity": 8, "ratio": ratio, "low": low, "high": high}
     return {"parts": {"extend": {"results": [row]}}}
