@@ -55,6 +55,11 @@ class MPITransport(Transport):
     on the communicator itself would need no duplicate. But ``comm.recv()`` of other code, which
     takes any tag by default, would then take them.
 
+    Until the first message, other code may use blocking collective calls of the communicator, and
+    no nonblocking ones such as ``Ibarrier``: Open MPI 5 numbers these together with those of the
+    duplication, and ranks then report ``MPI_ERR_TRUNCATE``. Code that needs them passes
+    ``comm=MPI.COMM_WORLD.Dup()``.
+
     With ``python -m mpi4py``, an exception on one process ends all. Waits leave the
     processor to other processes, in growing sleeps of up to 2 ms. They begin after 2 ms, or after
     50 us if a machine has fewer cores than ranks. Large buffers are sent without a
