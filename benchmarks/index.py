@@ -155,8 +155,10 @@ def _short(names: Sequence[str]) -> str:
 def _records(folder: Path, benchmark: str, part: str) -> list[Mapping[str, Any] | None]:
     if benchmark == "learning":
         return [(read(folder / f"learning_{part}.json") or {}).get("measured")]
-    stored = (read(folder / f"{benchmark}.json") or {"parts": {}})["parts"].get(part)
-    return [stored and stored["measured"]]
+    parts = (read(folder / f"{benchmark}.json") or {"parts": {}})["parts"]
+    if part == "all":
+        return [each["measured"] for each in parts.values()] or [None]
+    return [parts[part]["measured"] if part in parts else None]
 
 
 def _entry(

@@ -80,6 +80,8 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
     if benchmark == "learning":
         return _learning_table(read(folder / f"learning_{part}.json"))
     report = read(folder / f"{benchmark}.json") or {"parts": {}}
+    if part == "all":
+        return _list_of_ratios(report["parts"])
     stored = report["parts"].get(part)
     if stored is None:
         return ""
@@ -103,6 +105,16 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
         target = ", ".join(map(ratio, dict.fromkeys(bounds.get(name, []))))
         lines.append(f"| {name} | {cells} | {target} |")
     return "\n".join([*lines, "", age(stored["measured"]) + _beside(stored["measured"])])
+
+
+def _list_of_ratios(parts: Mapping[str, Any]) -> str:
+    """Return the ratios of all parts of a benchmark that has one size."""
+    lines = ["| | time relative to it |", "| --- | --- |"]
+    ages: dict[str, None] = {}
+    for stored in parts.values():
+        lines += [f"| {each['name']} | {ratio(each['ratio'])} |" for each in stored["results"]]
+        ages[age(stored["measured"]) + _beside(stored["measured"])] = None
+    return "\n".join([*lines, "", *ages]) if parts else ""
 
 
 def _beside(record: Mapping[str, Any]) -> str:
@@ -284,7 +296,7 @@ def _ratio_of(
     report: Mapping[str, Any] = read(folder / f"{benchmark}.json") or {"parts": {}}
     for each in report["parts"].get(part, {"results": []})["results"]:
         if each["name"] == name and capacity in (None, each["capacity"]):
-            return f"**{ratio(each['ratio'])}**" if each["ratio"] < 1 else ratio(each["ratio"])
+            return f"**{ratio(each['ratio'])}**" if each["high"] < 1 else ratio(each["ratio"])
     return NOT_MEASURED
 
 

@@ -135,6 +135,16 @@ def test_a_table_says_that_other_programs_ran(tmp_path):
         assert table.endswith(" Other programs ran beside (load 9).") == said
 
 
+def test_all_parts_of_a_benchmark_are_listed(tmp_path):
+    facts = {**records.measured("checkpoint"), "load": 1.0}
+    row = {"name": "save, against x", "capacity": 8, "ratio": 0.05, "bound": None}
+    report = {"parts": {each: {"measured": facts, "results": [row]} for each in ("a", "b")}}
+    (tmp_path / "checkpoint.json").write_text(json.dumps(report))
+    _, _, *lines = pages.table_of("checkpoint", "all", folder=tmp_path).splitlines()
+    assert lines == ["| save, against x | 1/20 |"] * 2 + ["", records.age(facts)]
+    assert pages.table_of("other", "all", folder=tmp_path) == ""
+
+
 def timed(ratio, low=0.9, high=1.1):
     row = {"name": "extend", "capacity": 8, "ratio": ratio, "low": low, "high": high}
     return {"parts": {"extend": {"results": [row]}}}
