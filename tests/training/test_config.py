@@ -126,7 +126,7 @@ def test_configurations_say_rightly_whether_every_state_terminates(config):
     state = env.source(1)
     assert bool(env.forward_mask(state)[0, env.exit_action]) is config.every_state_terminates
     if not config.every_state_terminates:
-        why = f"^loss must be one of .* with {config.env}, where not"
+        why = f"^loss must be one of .* with {config.env}, whose .* every_state_terminates = False"
         with pytest.raises(ArgumentError, match=why):
             replace(config, loss="mdb").validate()
 

@@ -322,7 +322,6 @@ sys.exit(main(["--version"]))
 
 @pytest.mark.slow
 def test_a_terminal_gets_no_escape_code_at_the_end():
-    pytest.importorskip("colorama")
     ours, theirs = pty.openpty()  # mpiexec gives one to each rank, also where it writes to a file
     done = subprocess.run([sys.executable, "-c", COLORED], stdout=theirs, check=True)
     os.close(theirs)

@@ -98,6 +98,7 @@ def test_what_srun_starts_is_refused_by_name_on_all_ranks(tmp_path):
     words = ["gfn-rb", "train", "tfbind8", *QUICK, "--out", "run", "--managers", "2"]
     code, out, lines = finished(["srun", *words], tmp_path, **in_slurm(tmp_path, 2))
     assert (code, out) == (2, "")
+    assert len(said(lines)) == 1, lines
     (why,) = said(lines)
     assert why.startswith("gfn-rb: rank 0: managers must be at least 0 and fewer than the ranks")
     assert not (tmp_path / "run").exists()
