@@ -34,6 +34,7 @@ T = TypeVar("T")
 _GOODBYE = 0  # the MPI tag of an endpoint that closes; others are one more than ours
 _SELDOM = 8  # polls without success before the peers are checked, which costs more than a poll
 _LAST = 1.0  # seconds that the rest of a message of a process that died may take
+_LONGEST_START = 10.0  # seconds that an endpoint waits for the others when it closes at once
 _LONGEST_LOOK = 0.1  # seconds between two looks at a message that count as waiting
 _CHUNK = 1 << 24  # longer segments are sent in pieces, so that they can be dropped in little room
 # MPI may still read from or write to buffers of abandoned requests: they must outlive it.
@@ -327,8 +328,9 @@ class MPITransport(Transport):
         return error.Get_error_class() in {getattr(self._mpi, name, None) for name in names}
 
     def _close(self, seconds: float) -> None:
-        # Others may be about to connect. Those that come later hear nothing of this rank.
-        polled(lambda: self._connected() or None, min(seconds, _LAST))
+        # Others may be about to connect. Those that come later hear nothing of this rank, and MPI
+        # may abort a process that ends while its communicators are being made.
+        polled(lambda: self._connected() or None, min(seconds, _LONGEST_START))
 
         def emptied() -> bool | None:
             self._sending = [send for send in self._sending if send.in_flight()]
