@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -19,11 +19,11 @@ from benchmarks.published.defaults import DEFAULTS, FIGURES, figures_of
 from benchmarks.published.rows import Figure, Row
 from benchmarks.published.sceptic import hooks
 from benchmarks.sceptic.envs import ConditionalWords
-from benchmarks.sceptic.rows import CALLS
+from benchmarks.sceptic.rows import CALLS, Arm
 from benchmarks.sceptic.tasks import TASKS, ConditionalWordsConfig, Task
 from gfn_rb import GroupSampler
 from gfn_rb.envs import GFNEnv
-from gfn_rb.training import Hooks, Trainer
+from gfn_rb.training import Trainer
 from gfn_rb.training.options import KeepRecent, KeepTop, SoftmaxDraw
 
 CAPACITY = 200
@@ -65,21 +65,6 @@ class UnequalWordsConfig(ConditionalWordsConfig):
         if self.by_condition:
             rb.set_sampler(GroupSampler("condition", num_groups=8))
         return rb
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A buffer.
-
-    Args:
-        title: what it is called.
-        options: what differs from the defaults.
-        hooks: returns new hooks of a run.
-    """
-
-    title: str
-    options: dict[str, Any] = field(default_factory=dict)
-    hooks: Callable[[], Hooks] = Hooks
 
 
 _SMALL = {"capacity": CAPACITY}

@@ -277,6 +277,17 @@ def forked(work):
     return child, read
 
 
+def killed(work, seconds):
+    """Kill a child so many seconds after the first it told; return the words of what it told."""
+    child, pipe = forked(work)
+    select.select([pipe], [], [], 60.0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with open(pipe) as stream:
+        return [line.split() for line in stream if line.endswith("\n")]
+
+
 def told_by(pipe):
     """Return the last number of each kind that a child told."""
     with open(pipe) as stream:

@@ -6,14 +6,10 @@ is killed at a random instant. What is found must be what a buffer without a jou
 last step that was told, or after the next one.
 """
 
-import os
 import random
-import select
-import signal
-import time
 
 import torch
-from checkpoint.journal_kill import answer_of, forked
+from checkpoint.journal_kill import answer_of, killed
 from tensordict import TensorDict
 
 from gfn_rb import PrioritySampler
@@ -94,13 +90,8 @@ def write_and_kill(folder, n_kills, seed):
     for i in range(n_kills):
         kind, sync = [*KINDS][i % len(KINDS)], pick.choice(["always", "never"])
         path = folder / f"{kind}.journal"
-        child, pipe = forked(lambda tell, args=(kind, path, sync): serve(*args, tell))
-        select.select([pipe], [], [], 60.0)
-        time.sleep(pick.uniform(0.0, 0.05))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with open(pipe) as stream:
-            told = [line.split() for line in stream if line.endswith("\n")]
+        seconds = pick.uniform(0.0, 0.05)
+        told = killed(lambda tell, args=(kind, path, sync): serve(*args, tell), seconds)
         wrong += [f"{i}: {kind}: {' '.join(words)}" for words in told if words[0] != "took"]
         reached[kind] = max([reached[kind], *(int(words[1]) + 1 for words in told)])
         while len(states[kind]) < reached[kind] + 2:

@@ -5,15 +5,12 @@ the rows of each batch after ``sample`` has returned. It is killed at a random i
 a batch that was counted but not told are those in flight: at most one batch for each kill.
 """
 
-import os
 import random
-import select
-import signal
 import time
 from collections import Counter
 
 import torch
-from checkpoint.journal_kill import answer_of, forked
+from checkpoint.journal_kill import answer_of, killed
 from factories import rows, seeded
 
 from gfn_rb import PrioritySampler
@@ -62,13 +59,8 @@ def draw_and_kill(folder, n_kills, seed):
     for i in range(n_kills):
         kind, sync = [*KINDS][i % len(KINDS)], pick.choice(["always", "never"])
         path = folder / f"{kind}.journal"
-        child, pipe = forked(lambda tell, args=(kind, path, sync): serve(*args, tell))
-        select.select([pipe], [], [], 60.0)
-        time.sleep(pick.uniform(0.0, 0.1))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with open(pipe) as stream:
-            told = [line.split() for line in stream if line.endswith("\n")]
+        seconds = pick.uniform(0.0, 0.1)
+        told = killed(lambda tell, args=(kind, path, sync): serve(*args, tell), seconds)
         for what, value in told:
             if what == "drew":
                 served[kind].update(map(int, value.split("-")))
