@@ -28,7 +28,7 @@ _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "numba", "torchgfn", "cp
 
 _BUFFERS = (
     *("gfn_rb/writers", "gfn_rb/samplers", "gfn_rb/kernels", "gfn_rb/numerics", "gfn_rb/buffers"),
-    *("gfn_rb/storages", "gfn_rb/torchrl_compat.py"),
+    *("gfn_rb/storages", "gfn_rb/torchrl_compat"),
     *("benchmarks/timing.py", "benchmarks/workloads.py"),
 )
 _ROLLOUTS = ("gfn_rb/envs", "gfn_rb/policies", "gfn_rb/rollout", "gfn_rb/containers")

@@ -104,9 +104,10 @@ def top_modules() -> list[str]:
 
 
 def public_packages() -> list[ModuleType]:
-    """The package and those directly below it."""
-    names = [f"gfn_rb.{info.name}" for info in pkgutil.iter_modules(gfn_rb.__path__) if info.ispkg]
-    return [gfn_rb, *map(importlib.import_module, names)]
+    """The package and those directly below it, but for the one that is of no user."""
+    names = [info.name for info in pkgutil.iter_modules(gfn_rb.__path__) if info.ispkg]
+    names.remove("torchrl_compat")
+    return [gfn_rb, *(importlib.import_module(f"gfn_rb.{name}") for name in names)]
 
 
 def undescribed(module: ModuleType) -> list[str]:

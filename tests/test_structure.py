@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 import gfn_rb
-from gfn_rb import torchrl_compat
-from tools.private_names import adapted, private_uses, private_uses_in
+from tools.private_names import adapted, adapter_files, private_uses, private_uses_in
 from tools.structure import (
     CLOSURES,
     COMPUTED,
@@ -160,9 +158,9 @@ def test_a_name_executes_few_lines_of_the_core_alone() -> None:
         assert folders <= CORE
 
 
-# Private names of others are used in one module, which names them.
+# Private names of others are used in one folder, which names them.
 
-FOREIGN = adapted(ast.parse(inspect.getsource(torchrl_compat)))
+FOREIGN = set().union(*(adapted(ast.parse(path.read_text())) for path in adapter_files(ROOT)))
 
 
 def test_private_names_are_used_where_they_belong() -> None:

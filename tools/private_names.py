@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ADAPTER = "torchrl_compat.py"
+ADAPTER = "torchrl_compat"  # a folder; before, a file
 NUMBA_ADAPTER = "kernels/cache.py"
 # Documented by the standard library, underscore and all.
 _DOCUMENTED = {"_replace", "_make", "_asdict", "_fields", "_field_defaults", "_exit", "_getframe"}
@@ -65,6 +65,12 @@ def adapted(tree: ast.AST) -> set[str]:
     return {name for _, name in _accesses(tree)} | {name for name in named if _is_private(name)}
 
 
+def adapter_files(package: Path) -> list[Path]:
+    """Return the files of a package that may use foreign private names."""
+    adapter = package / ADAPTER
+    return sorted(adapter.glob("*.py")) if adapter.is_dir() else [adapter.with_suffix(".py")]
+
+
 def _in_body(node: ast.Module | ast.ClassDef) -> Iterator[str]:
     for statement in node.body:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
@@ -105,16 +111,16 @@ def _is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in _DOCUMENTED
 
 
-def private_uses_in(package: Path, adapter: Path | None = None) -> dict[Path, list[PrivateUse]]:
+def private_uses_in(package: Path, known: Path | None = None) -> dict[Path, list[PrivateUse]]:
     """Return the findings of each file of a package, but for its adapters.
 
     Args:
         package: its folder.
-        adapter: where the foreign names are known from, by default the package's own adapter.
+        known: the package whose adapter tells the foreign names, by default this one.
     """
-    adapter = package / ADAPTER if adapter is None else adapter
-    foreign = adapted(ast.parse(adapter.read_text()))
-    adapters = {package / ADAPTER, package / NUMBA_ADAPTER}
+    files = adapter_files(package if known is None else known)
+    foreign = set().union(*(adapted(ast.parse(path.read_text())) for path in files))
+    adapters = {*adapter_files(package), package / NUMBA_ADAPTER}
     paths = [path for path in sorted(package.rglob("*.py")) if path not in adapters]
     trees = {path: ast.parse(path.read_text()) for path in paths}
     own = set().union(*map(defined, trees.values()))

@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(HERE))
 
-from tools.private_names import ADAPTER, private_uses_in  # noqa: E402
+from tools.private_names import private_uses_in  # noqa: E402
 
 Graph = dict[str, set[str]]
 
@@ -177,7 +177,7 @@ def report(root: Path) -> None:
     print(f"files in the largest folder: {largest} ({folder})")
     _list("circles of modules", [" <-> ".join(circle) for circle in circles(graph)])
     _list("circles of folders", [" <-> ".join(circle) for circle in circles(top_folders(graph))])
-    uses = private_uses_in(package, HERE / "gfn_rb" / ADAPTER)
+    uses = private_uses_in(package, HERE / "gfn_rb")
     for what, foreign in (("foreign private names", True), ("private names of others", False)):
         found = [(path, use) for path, each in uses.items() for use in each]
         chosen = [f"{path.relative_to(root)}:{u}" for path, u in found if u.is_foreign is foreign]

@@ -205,7 +205,7 @@ def test_no_other_class_is_made_or_even_imported(tmp_path, monkeypatch):
     paths |= {
         "gfn_rb.__main__:main",
         "gfn_rb.storages.memmaps:os.system",
-        "gfn_rb.storages.tensors:compat.torch",
+        "gfn_rb.storages.tensors:compat.tensors.torch",
     }
     paths |= {"gfn_rb.nowhere:X", "gfn_rb:open_buffer", "gfn_rb.envs:HyperGrid", "", "gfn_rb.", ":"}
     assert len(paths) > 200
