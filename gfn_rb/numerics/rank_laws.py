@@ -20,6 +20,7 @@ from gfn_rb.shapes import Float, Float64, Int64
 # Ranks whose mass is summed one by one. Beyond them the expansion that follows is exact.
 _HEAD = 2**12
 _NEAR = 512  # below it the digamma function loses fewer digits than three terms of the expansion
+_FEW = 4
 _Draws = tuple[Int64[np.ndarray, "k"], Float[np.ndarray, "k"]]
 
 
@@ -43,6 +44,11 @@ class RankLaw(Protocol):
 
     def log_prob(self, first: Int64[Tensor, "k"], end: Int64[Tensor, "k"]) -> Float64[Tensor, "k"]:
         """Return the log-probability of each of the rows that share the ranks from first to end."""
+
+    def shared(
+        self, first: Int64[np.ndarray, "k"], end: Int64[np.ndarray, "k"]
+    ) -> Float[np.ndarray, "k"]:
+        """Return what :meth:`log_prob` does of a few ranks, on the host and in float32."""
 
 
 class HarmonicLaw:
@@ -81,6 +87,13 @@ class HarmonicLaw:
         mass = torch.where(low < _NEAR, torch.digamma(high) - torch.digamma(low), far)
         return (mass / n).log_() - math.log(self._total)
 
+    def shared(
+        self, first: Int64[np.ndarray, "k"], end: Int64[np.ndarray, "k"]
+    ) -> Float[np.ndarray, "k"]:
+        """See :meth:`RankLaw.shared`."""
+        log_prob: np.ndarray = _harmonic_shared(first, end, self._offset, self._total)
+        return log_prob
+
 
 class StepLaw:
     """The first 1 to n ranks have a share of the probability, evenly, the others what is left."""
@@ -101,6 +114,13 @@ class StepLaw:
         n, n_top = end - first, end.clamp(max=self._n_top) - first.clamp(max=self._n_top)
         part = n_top.to(torch.float64) / n
         return (part * self._p_top + (1 - part) * self._p_rest).log_()
+
+    def shared(
+        self, first: Int64[np.ndarray, "k"], end: Int64[np.ndarray, "k"]
+    ) -> Float[np.ndarray, "k"]:
+        """See :meth:`RankLaw.shared`."""
+        log_prob: np.ndarray = _step_shared(first, end, self._n_top, self._p_top, self._p_rest)
+        return log_prob
 
 
 class GeometricLaw:
@@ -125,6 +145,14 @@ class GeometricLaw:
         mass = -torch.expm1(n.to(torch.float64) * self._log_decay) / self._total
         return (mass / (end - first)).log_() + first.to(torch.float64) * self._log_decay
 
+    def shared(
+        self, first: Int64[np.ndarray, "k"], end: Int64[np.ndarray, "k"]
+    ) -> Float[np.ndarray, "k"]:
+        """See :meth:`RankLaw.shared`."""
+        law = self.support[1], self._log_decay, self._total
+        log_prob: np.ndarray = _geometric_shared(first, end, *law)
+        return log_prob
+
 
 @compiled
 def _harmonic(uniform, head, n, offset, total):  # type: ignore[no-untyped-def]
@@ -135,25 +163,43 @@ def _harmonic(uniform, head, n, offset, total):  # type: ignore[no-untyped-def]
     are below the precision of float64. It is written in x - 1, which keeps the digits of a small
     mass.
     """
-    rank, log_prob = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
+    rank, log_prob = np.zeros(len(uniform), np.int64), np.empty(len(uniform), np.float32)
     origin = offset + _HEAD - 0.5
     small = 1 / (24 * origin)
+    # The rank is one of ``rank[i]`` to ``rank[i] + left``. All draws go one step before any goes
+    # further, without a branch, so that the processor reads for many of them at once.
+    left = len(head)
+    while left > 0:
+        half = (left + 1) // 2
+        for i in range(len(uniform)):
+            after = rank[i] + half
+            rank[i] = after if head[after - 1] <= uniform[i] * total else rank[i]
+        left -= half
     for i in range(len(uniform)):
-        mass = uniform[i] * total
-        first, end = 0, len(head)
-        while first < end:
-            middle = (first + end) // 2
-            if head[middle] > mass:
-                end = middle
-            else:
-                first = middle + 1
-        if first == len(head) and n > first:
-            more = math.expm1(mass - head[-1])
+        if rank[i] == len(head) and n > len(head):
+            more = math.expm1(uniform[i] * total - head[-1])
             beyond = more * (origin + small) + small * more / (more + 1)
-            first += int(min(max(beyond, 0.0), n - 1.0 - first))
-        rank[i] = min(first, n - 1)
+            rank[i] += int(min(max(beyond, 0.0), n - 1.0 - len(head)))
+        rank[i] = min(rank[i], n - 1)
         log_prob[i] = -math.log((rank[i] + offset) * total)
     return rank, log_prob
+
+
+@compiled
+def _harmonic_shared(first, end, offset, total):  # type: ignore[no-untyped-def]
+    log_prob = np.empty(len(first), np.float32)
+    for i in range(len(first)):
+        rank, mass = first[i], 0.0
+        # Near 0 the expansion is not exact, and of few ranks a difference loses digits.
+        while rank < end[i] and (rank + offset < _NEAR or end[i] - rank < _FEW):
+            mass += 1 / (rank + offset)
+            rank += 1
+        if rank < end[i]:
+            low, high = rank + offset - 0.5, end[i] + offset - 0.5
+            mass += math.log1p((high - low) / low)
+            mass += 7 / 960 * (low**-4 - high**-4) - (low**-2 - high**-2) / 24
+        log_prob[i] = math.log(mass / (end[i] - first[i]) / total)
+    return log_prob
 
 
 @compiled
@@ -171,12 +217,30 @@ def _step(uniform, n, n_top, share):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _step_shared(first, end, n_top, p_top, p_rest):  # type: ignore[no-untyped-def]
+    log_prob = np.empty(len(first), np.float32)
+    for i in range(len(first)):
+        part = (min(end[i], n_top) - min(first[i], n_top)) / (end[i] - first[i])
+        log_prob[i] = np.log(part * p_top + (1 - part) * p_rest)
+    return log_prob
+
+
+@compiled
 def _geometric(uniform, n, log_decay, total, log_scale):  # type: ignore[no-untyped-def]
     rank, log_prob = np.empty(len(uniform), np.int64), np.empty(len(uniform), np.float32)
     for i in range(len(uniform)):
         rank[i] = min(int(math.log1p(-uniform[i] * total) / log_decay), n - 1)
         log_prob[i] = rank[i] * log_decay + log_scale
     return rank, log_prob
+
+
+@compiled
+def _geometric_shared(first, end, n, log_decay, total):  # type: ignore[no-untyped-def]
+    log_prob = np.empty(len(first), np.float32)
+    for i in range(len(first)):
+        mass = -math.expm1((min(end[i], n) - min(first[i], n)) * log_decay) / total
+        log_prob[i] = np.log(mass / (end[i] - first[i])) + first[i] * log_decay
+    return log_prob
 
 
 class RankedDistribution:
@@ -210,14 +274,7 @@ class RankedDistribution:
         Returns:
             Whether none is NaN. If one is, nothing changes.
         """
-        row, descending = index.numpy(), 0.0 - as_array(key).astype(np.float64)
-        if math.isnan(descending.max(initial=0.0)):
-            return False
-        once = first_occurrences(row)
-        if len(once) < len(row):
-            row, descending = row[once], descending[once]
-        self._order.put(row, descending, np.zeros(len(row), np.int64))
-        return True
+        return self._order.put(index.numpy(), _descending(key))
 
     def assign(self, key: Float[Tensor, "n"]) -> bool:
         """Set the keys of the first n rows; the others have none.
@@ -225,11 +282,7 @@ class RankedDistribution:
         Returns:
             Whether none is NaN. If one is, nothing changes.
         """
-        descending = 0.0 - as_array(key).astype(np.float64)
-        if math.isnan(descending.max(initial=0.0)):
-            return False
-        self._order.assign(descending, np.zeros(len(descending), np.int64))
-        return True
+        return self._order.assign(_descending(key))
 
     def log_probs(self, n: int) -> Float64[Tensor, "n"]:
         """Return log p of the first n rows, which are all that have a key."""
@@ -255,7 +308,7 @@ class RankedDistribution:
             among = (_uniform(len(tied), generator) * (end - first)).astype(np.int64)
             at = first + np.minimum(among, end - first - 1)
             row[tied] = self._order.select(at, False)[0]
-            log_prob[tied] = law.log_prob(*map(torch.from_numpy, (first, end))).numpy()
+            log_prob[tied] = law.shared(first, end)
         return row, log_prob
 
     def draw_distinct(
@@ -277,8 +330,7 @@ class RankedDistribution:
         row, log_prob = self._draw(law, n + n // 8, generator)
         once = first_occurrences(row)
         while len(once) < n and len(row) < law.n:
-            missing = n - len(once)
-            more = self._draw(law, missing + missing // 8 + len(row) // 2, generator)
+            more = self._draw(law, _more(n, once, len(row)), generator)
             pairs = zip((row, log_prob), more, strict=True)
             row, log_prob = (np.concatenate(pair) for pair in pairs)
             once = first_occurrences(row)
@@ -304,6 +356,19 @@ class RankedRows(WeightedRows):
         first, end = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
         by_rank = self._law(len(key)).log_prob(first, end).where(~key.isnan().any(), math.nan)
         return super().assign(torch.empty_like(by_rank).index_copy_(0, row, by_rank))
+
+
+def _more(n: int, once: Int64[np.ndarray, "k"], drawn: int) -> int:
+    """Return how many draws may meet the rows that are missing, by those that the last ones met."""
+    last = drawn // 4 + 1
+    rate = np.count_nonzero(once >= drawn - last) / last
+    return min(int((n - len(once)) / max(rate, 0.01) * 1.25) + 8, drawn)
+
+
+def _descending(key: Float[Tensor, "n"]) -> Float64[np.ndarray, "n"]:
+    """Return numbers that rise as keys fall, 0 for both zeros."""
+    descending: np.ndarray = np.subtract(0.0, as_array(key), dtype=np.float64)
+    return descending
 
 
 def _uniform(n: int, generator: torch.Generator | None) -> Float64[np.ndarray, "n"]:

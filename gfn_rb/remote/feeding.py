@@ -20,7 +20,6 @@ from gfn_rb.containers.objects import ObjectsInRows, objects_in
 from gfn_rb.errors import ArgumentError, CheckpointMismatchError
 from gfn_rb.kernels.exchange import compile_exchange
 from gfn_rb.kernels.objects import Hashed, Objects
-from gfn_rb.kernels.order import Order
 from gfn_rb.kernels.weights import gumbel_like
 from gfn_rb.keys import INDEX, LOG_REWARD, N_USES
 from gfn_rb.remote.records import ChangeLog, RankFlags
@@ -40,13 +39,8 @@ def compile_loops() -> None:
     A machine that has not compiled them needs several seconds, and a timeout may be shorter.
     """
     compile_exchange()
-    objects, order = Objects(64, 1), Order(64)
-    for n in (64, 1):  # changes of many rows and of few take different loops
-        slot = np.arange(n)
-        objects.put(slot, objects.look_up(slot[:, None])[0])
-        order.put(slot, np.zeros(n), slot)
-    order.remove(order.first(1))
-    order.remove(order.first(63))
+    slot, objects = np.arange(1), Objects(64, 1)
+    objects.put(slot, objects.look_up(slot[:, None])[0])
 
 
 class Candidates(NamedTuple):

@@ -29,7 +29,9 @@ def log_prob_of(law, rank):
 
 def quantile(law, uniform):
     rank, log_prob = law.draw(np.array(uniform, float))
-    np.testing.assert_allclose(log_prob, log_prob_of(law, rank), rtol=1e-5, atol=1e-12)
+    expected = log_prob_of(law, rank)
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(law.shared(rank, rank + 1), expected, rtol=1e-5, atol=1e-12)
     return rank.tolist()
 
 
@@ -56,6 +58,17 @@ def test_harmonic_law_is_inverted_exactly(n, offset):
     mean = ((before[first] - before[end]) / (end - first)).astype(float)
     shared = law.log_prob(torch.from_numpy(first), torch.from_numpy(end))
     np.testing.assert_allclose(shared, np.log(mean), atol=1e-10)
+    np.testing.assert_allclose(law.shared(first, end), np.log(mean), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "law", [StepLaw(50, 7, 0.6), StepLaw(50, 7, 1.0), GeometricLaw(50, 9, 0.4)]
+)
+def test_rows_that_share_ranks_have_the_same_probability_on_host_and_device(law):
+    first, end = (each.reshape(-1) for each in np.meshgrid(np.arange(50), np.arange(1, 51)))
+    first, end = first[first < end], end[first < end]
+    expected = law.log_prob(torch.from_numpy(first), torch.from_numpy(end))
+    np.testing.assert_allclose(law.shared(first, end), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_harmonic_law_of_many_ranks_costs_no_memory():
