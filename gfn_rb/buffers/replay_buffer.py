@@ -439,7 +439,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
                 info["index_generation"] = self.writer.generations_of(index)
             rows = self.storage.get(index)
         for transform in transforms:
-            rows = transform.forward(rows)
+            if isinstance(transform, RowTransform):
+                rows = transform.drawn(rows)
         return rows, info
 
     def _sampled_within(self, limit: UseLimit, n: int) -> tuple[Any, dict[Any, Any]]:

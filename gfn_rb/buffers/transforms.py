@@ -50,15 +50,11 @@ class RowTransform(KeepsArguments, Transform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return what is sampled in a new container: a storage may hand out its own."""
-        return tensordict.copy()
+        return self.drawn(tensordict.copy())
 
-
-def _without(rows: TensorDictBase, names: tuple[str, ...]) -> TensorDictBase:
-    """Return rows in a new container, as writers of TorchRL add entries, without some entries."""
-    if (entries := compat.plain_entries(rows)) is None:
-        return rows.exclude(*names)
-    kept = {name: value for name, value in entries.items() if name not in names}
-    return compat.new_tensordict(kept, rows.batch_size, rows.device)
+    def drawn(self, rows: TensorDictBase) -> TensorDictBase:
+        """Return what is sampled of rows in a container that nobody else has."""
+        return rows
 
 
 class KeepItems(RowTransform):
@@ -73,7 +69,7 @@ class KeepItems(RowTransform):
         self.n_steps = None if max_length is None else as_count("max_length", max_length)
 
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
-        rows = _without(rows, self.dropped)
+        rows = compat.without(rows, self.dropped)
         if self.n_steps is None or not are_trajectories(rows):
             return rows
         if rows.get(keys.ACTION).shape[1:2] == (self.n_steps,):
@@ -122,16 +118,16 @@ class KeepTerminatingStates(RowTransform):
     def _stored(self, rows: TensorDictBase) -> TensorDictBase:
         state = object_states(rows)
         if state is compat.entry_of(rows, keys.STATE):
-            return _without(rows, _NOT_OF_STATES)
+            return compat.without(rows, _NOT_OF_STATES)
         return rows.exclude(*_OF_PATHS, *_OF_DRAWS).set(keys.STATE, state)
 
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def drawn(self, rows: TensorDictBase) -> TensorDictBase:
         """Return what is sampled, regenerated if so asked."""
         if self.regenerate is None:
-            return super().forward(tensordict)
-        if tensordict.ndim == 0:  # a single item, as rb[0]
-            return self.forward(tensordict.unsqueeze(0))[0]
-        version, made = tensordict.get(keys.POLICY_VERSION, None), self.regenerate(tensordict)
+            return rows
+        if rows.ndim == 0:  # a single item, as rb[0]
+            return self.drawn(rows.unsqueeze(0))[0]
+        version, made = rows.get(keys.POLICY_VERSION, None), self.regenerate(rows)
         return made if version is None else made.set(keys.POLICY_VERSION, version)
 
 

@@ -29,7 +29,7 @@ from gfn_rb.storages.column import KeyColumn
 from gfn_rb.storages.forks import note_storage, warn_of_old_rows
 from gfn_rb.storages.sharing import settle
 from gfn_rb.storages.state_folder import StateInFolder
-from gfn_rb.torchrl_compat import assert_on_device, outside_graph
+from gfn_rb.torchrl_compat import assert_on_device, length_of, outside_graph
 
 Replacement = Literal["auto", True, False]
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         It is the log-probability of the row as a single draw, also where rows are drawn without
         replacement.
         """
-        stored = len(storage)
+        stored = length_of(storage)
         if type(batch_size) is not int or batch_size < 1:
             batch_size = as_count("batch_size", batch_size)
         if stored == 0:

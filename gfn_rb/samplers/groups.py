@@ -29,7 +29,7 @@ from gfn_rb.numerics.flat import on_host
 from gfn_rb.samplers.base import DrawInfo, KeySampler, Parameter, Replacement
 from gfn_rb.shapes import Float64, Int64
 from gfn_rb.storages.column import EqualKeys, KeyColumn
-from gfn_rb.torchrl_compat import outside_graph
+from gfn_rb.torchrl_compat import length_of, outside_graph
 from gfn_rb.writers.features import ObjectColumns, Unique, read_stored
 
 
@@ -155,7 +155,7 @@ class GroupSampler(KeySampler):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draw the indices of a batch, and the ``draw_log_prob`` of each as a single draw."""
         n, k = self.shape_of(as_count("batch_size", batch_size))
-        if not len(storage):
+        if not length_of(storage):
             raise EmptyBufferError(f"cannot draw {batch_size} items: the buffer is empty")
         if self._rng is not None:
             require_device_of(self._rng, _HOST, "groups")
@@ -290,7 +290,7 @@ class GroupSampler(KeySampler):
         return some
 
     def _follow(self, storage: Storage) -> Weights:
-        groups, distribution, stored = self._groups, self._distribution, len(storage)
+        groups, distribution, stored = self._groups, self._distribution, length_of(storage)
         rows = None if groups is None else self._column.changed(storage)
         if groups is None or rows is None or stored < self._stored:
             self._column.changed(storage)

@@ -16,7 +16,7 @@ from gfn_rb.storages.column import KeyColumn, RowChanges
 from gfn_rb.storages.sharing import journal_of, record_slots, whole_write, write_whole
 from gfn_rb.storages.state_folder import require_numbers
 from gfn_rb.storages.tensors import require_rows, storage_device
-from gfn_rb.torchrl_compat import slot_generations
+from gfn_rb.torchrl_compat import length_of, slot_generations
 
 _PRIORITY, _DEFAULT = "priority", "default_priority"
 # Stands for "leave it as it is" where the storage holds the priority of each item already.
@@ -78,7 +78,7 @@ class HeldPriorities:
 
     def values(self, storage: Storage) -> Float64[Tensor, "len"]:
         """Return the priority of every stored row."""
-        priority, stored = self._of(storage), len(storage)
+        priority, stored = self._of(storage), length_of(storage)
         if stored < self._stored:
             priority[stored:] = math.nan
             self._changes.forget()
@@ -94,7 +94,7 @@ class HeldPriorities:
     def announce(self, storage: Storage, index: Int64[Tensor, "*m"]) -> None:
         """Give rows that were just written the largest priority."""
         priority, index = self._of(storage), index.reshape(-1)
-        self._changes.note(index[index >= 0] if priority.is_cpu else index, len(storage))
+        self._changes.note(index[index >= 0] if priority.is_cpu else index, length_of(storage))
         priority[index.to(priority.device)] = self.default
 
     def write(
@@ -112,7 +112,7 @@ class HeldPriorities:
             default = max(default, float(priority.max()))
 
         def commit() -> None:
-            self._changes.note(index, len(storage))
+            self._changes.note(index, length_of(storage))
             held[at] = value
             self.default = default
 
@@ -159,7 +159,7 @@ class HeldPriorities:
 
     def _of(self, storage: Storage) -> Float64[Tensor, "slots"]:
         """Return the priorities of all slots, which are laid out when the storage is known."""
-        if self._priority is None or self._priority.shape[0] <= len(storage):
+        if self._priority is None or self._priority.shape[0] <= length_of(storage):
             require_rows(storage)
             known = self._known if self._priority is None else self._priority[:-1]
             _check_size(known, storage.max_size)
@@ -176,9 +176,9 @@ class HeldPriorities:
             return
         if self._generation is not None:
             others = (stamps != self._generation).nonzero().reshape(-1)
-            others = others[others < len(storage)]
+            others = others[others < length_of(storage)]
             self._of(storage)[others] = self.default
-            self._changes.note(others, len(storage))
+            self._changes.note(others, length_of(storage))
         self._generation = stamps.clone()
 
     def __getstate__(self) -> dict[str, Any]:

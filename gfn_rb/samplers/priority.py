@@ -255,7 +255,7 @@ class PrioritySampler(KeySampler):
             now = stamps.index_select(0, row.to(stamps.device).clamp(0, stamps.shape[0] - 1))
         row, value, drawn, now = on_host(row, value, drawn, now)
         lowest, highest = (int(bound) for bound in row.aminmax())
-        stored = len(storage)
+        stored = compat.length_of(storage)
         _check_rows(lowest, -1, stored)
         if lowest < 0 or self.key is not None:
             given = row >= 0 if self.key is None else (row >= 0) & (value != AS_STORED)

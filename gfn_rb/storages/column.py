@@ -119,23 +119,15 @@ class KeyColumn:
 
     def version(self, storage: Storage) -> Version:
         """Return what identifies the present content."""
-        slots = compat.all_slots(storage)
-        if slots is None or slots is not self._slots:
-            self._look_up(storage)
-        else:
-            for name, entry in self._entries:
-                if compat.entry_of(slots, name) is not entry:  # replaced by another tensor
-                    self._look_up(storage)
-                    break
-        return compat.content_version(storage, self._watched)
+        known = compat.known_version(storage, self._slots, self._entries, self._watched)
+        return self._looked_up(storage) if known is None else known
 
     def version_after_write(self, storage: Storage) -> Version:
         """Return the :meth:`version` after a write in place, which replaces no tensor."""
-        if compat.all_slots(storage) is not self._slots:
-            self._look_up(storage)
-        return compat.content_version(storage, self._watched)
+        known = compat.known_version(storage, self._slots, (), self._watched)
+        return self._looked_up(storage) if known is None else known
 
-    def _look_up(self, storage: Storage) -> None:
+    def _looked_up(self, storage: Storage) -> Version:
         """Look up the tensors that are watched, which may have been replaced."""
         self._entries, self._watched = [], []
         self._watch_own(storage)
@@ -145,6 +137,7 @@ class KeyColumn:
                     self._entries.append((name, entry))
                     self._watched.append(entry.detach().as_subclass(Tensor))
         self._slots = compat.all_slots(storage)
+        return compat.content_version(storage, self._watched)
 
     def _watch_own(self, storage: Storage) -> None:
         self._watched.append(self._leaf(storage))

@@ -10,6 +10,7 @@ from multiprocessing.sharedctypes import SynchronizedBase
 from pathlib import Path
 from typing import Any
 
+from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import ReplayBuffer
 from torchrl.data.replay_buffers.storages import (
@@ -29,6 +30,7 @@ __all__ = [
     "content_version",
     "counter_addresses",
     "forget_layout",
+    "known_version",
     "last_cursor",
     "length_of",
     "mark_update",
@@ -50,6 +52,23 @@ def content_version(storage: Storage, tensors: Iterable[Tensor]) -> tuple[int, .
     for tensor in tensors:
         version += tensor._version, tensor.data_ptr()
     return tuple(version)
+
+
+def known_version(
+    storage: Storage, slots: Any, entries: Iterable[tuple[Any, Any]], tensors: Iterable[Tensor]
+) -> tuple[int, ...] | None:
+    """Return :func:`content_version` where slots and entries are still those of the storage.
+
+    It reads ``TensorStorage._storage`` and ``TensorDict._tensordict``.
+    """
+    held: Any = getattr(storage, "_storage", None)
+    if held is None or held is not slots:
+        return None
+    plain = slots._tensordict if type(slots) is TensorDict else {}
+    for name, entry in entries:
+        if plain.get(name) is not entry and slots.get(name, None) is not entry:
+            return None  # replaced by another tensor
+    return content_version(storage, tensors)
 
 
 def all_slots(storage: Storage) -> Any:

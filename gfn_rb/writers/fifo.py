@@ -300,7 +300,7 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
 
     def _line_up(self) -> None:
         """Go on behind the rows that others stored, as long as there is room."""
-        stored = len(self._storage)
+        stored = compat.length_of(self._storage)
         if stored < self._storage.max_size and self._cursor != stored:
             self._cursor = stored
 
