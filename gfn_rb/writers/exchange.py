@@ -18,6 +18,10 @@ from gfn_rb.kernels import as_array
 from gfn_rb.kernels.exchange import (
     ALIASED,
     BEST,
+    CAME_AT,
+    FIRST_LEAF,
+    LEAF_SIZE,
+    N_BYTES,
     N_CALLS,
     N_RESULTS,
     N_TWINS,
@@ -25,8 +29,9 @@ from gfn_rb.kernels.exchange import (
     NOT_A_NUMBER,
     NOT_COMPARED,
     SLOT_OF,
-    STAMPS_AT,
+    STORED_AT,
     UNKNOWN,
+    WIDTH,
     KnownRows,
     Rules,
     Slots,
@@ -441,8 +446,9 @@ class _Memory:
 
     def __init__(self) -> None:
         self._stored: Any = None  # the columns, when they were looked up
-        # Of each column: its name, a tensor, bytes of a row and of all, a batch without rows.
-        self._leaves: list[tuple[Any, Tensor, int, int, Tensor]] | None = None
+        # Of each column: its name, a tensor, a batch without rows.
+        self._leaves: list[tuple[Any, Tensor, Tensor]] | None = None
+        self._put = _NO_SLOTS  # what :meth:`addresses` returned last
         self.tensors: list[Tensor] = []
         self._came: list[Tensor] = []  # copies of rows that did not lie side by side
 
@@ -463,12 +469,13 @@ class _Memory:
         if self._leaves is None or counts is None:
             return _NO_SLOTS
         stamps = compat.slot_generations(storage)
-        put = [*counts, counters.data_ptr(), ages.data_ptr(), 0]
-        if stamps is not None:
-            put[STAMPS_AT] = stamps.data_ptr()
+        beside = counters.data_ptr(), ages.data_ptr(), 0 if stamps is None else stamps.data_ptr()
         rows = None if data is None else tensors_of(data)
         self._came = []
-        for name, leaf, width, nbytes, none in self._leaves:
+        put = self._put.numpy()
+        put[:FIRST_LEAF] = *counts, *beside
+        at = FIRST_LEAF
+        for name, leaf, none in self._leaves:
             value: Any = none if rows is None else rows.get(name)
             # A wrong address would corrupt memory, so that everything doubtful goes by PyTorch.
             if type(value) is not Tensor or not value.is_cpu or value.dtype != leaf.dtype:
@@ -476,8 +483,10 @@ class _Memory:
             if not value.is_contiguous() or value.is_neg() or value.is_conj():
                 value = value.resolve_conj().resolve_neg().contiguous()
                 self._came.append(value)  # so that its memory is there when it is read
-            put += leaf.data_ptr(), value.data_ptr(), width, nbytes
-        return torch.tensor(put)
+            # Also that of the storage: who shares its memory with a process moves it.
+            put[at + STORED_AT], put[at + CAME_AT] = leaf.data_ptr(), value.data_ptr()
+            at += LEAF_SIZE
+        return self._put
 
     def _look_up(self, storage: Storage) -> None:
         """Look up the columns on the host, none where some lie elsewhere."""
@@ -489,10 +498,11 @@ class _Memory:
                 isinstance(leaf, Tensor) and leaf.is_cpu and leaf.is_contiguous()
                 for leaf in self.tensors
             ):
-                self._leaves = [
-                    (name, leaf, leaf.nbytes // len(leaf), leaf.nbytes, leaf[:0])
-                    for name, leaf in leaves
-                ]
+                self._leaves = [(name, leaf, leaf[:0]) for name, leaf in leaves]
+                self._put = torch.zeros(FIRST_LEAF + LEAF_SIZE * len(leaves), dtype=torch.int64)
+                put = self._put[FIRST_LEAF:].view(-1, LEAF_SIZE)
+                for i, leaf in enumerate(self.tensors):
+                    put[i, WIDTH], put[i, N_BYTES] = leaf.nbytes // len(leaf), leaf.nbytes
         self._stored = stored  # last, or an interrupt would leave the others as they were
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb import (
     DiversityWriter,
@@ -164,3 +165,16 @@ def test_entries_without_numbers_are_refused_by_files() -> None:
     with pytest.raises(ShapeError, match=r"key 'a' must have numbers .* got shape \[0\]: leave it"):
         made.extend(batch(4, {"a": ((0,), torch.float32)}, seeded(), torch.clone))
     assert len(held) == 0
+
+
+@pytest.mark.parametrize("kind", ["top", "unique"])
+def test_rows_follow_columns_that_were_moved_to_other_memory(kind):
+    # As the columns are when a storage is passed to another process: the tensors stay the same.
+    storage = RowTensorStorage(CAPACITY)
+    rb = TensorDictReplayBuffer(storage=storage, writer=WRITERS[kind](), batch_size=2)
+    for start in (0, 4):
+        x = torch.arange(start, start + 4)
+        rb.extend(TensorDict({"x": x, "log_reward": x.float()}, [4]))
+        for column in storage[:].values():
+            column.share_memory_()
+    assert storage[:8]["x"].tolist() == storage[:8]["log_reward"].tolist() == [*range(8)]
