@@ -81,13 +81,9 @@ def view(
         >>> gfn_rb.view(rb, "page.html", env=TFBind8())
     """
     try:
-        from bokeh.document import Document
-        from bokeh.embed import file_html
-        from bokeh.resources import INLINE
+        import bokeh.document  # noqa: F401 (as early as this, before anything is read)
     except ModuleNotFoundError as error:
         raise GfnRbError("bokeh is not installed: pip install 'gfn_rb[view]'") from error
-    from gfn_rb.page.plots import plot_curves, plot_draws, plot_logos, plot_objects
-
     measured = {} if curves is None else checked_curves(curves)
     buffers = rb if isinstance(rb, Mapping) else {"": rb}
     for each in buffers.values():
@@ -107,13 +103,29 @@ def view(
     held = {name: each for name, each in contents.items() if each.summary.n_rows}
     if not held and not measured:
         raise EmptyBufferError("rb must hold rows for a page without curves, got none")
+    html = _html(held, measured, title, is_curves_first=len(buffers) > 1)
+    with published(path := Path(path)) as stream:
+        stream.write(html.encode(errors="replace"))
+    return path
+
+
+def _html(
+    held: dict[str, BufferContent], measured: dict[str, Any], title: str, is_curves_first: bool
+) -> str:
+    """Return the page of buffers that hold rows, and of curves."""
+    from bokeh.document import Document
+    from bokeh.embed import file_html
+    from bokeh.resources import INLINE
+
+    from gfn_rb.page.plots import plot_curves, plot_draws, plot_logos, plot_objects
+
     document, sections = Document(), {"Runs": [*plot_curves(measured)]}
     for name, content in [*held.items()][:1]:
         parts, scripts = plot_objects(content)
         document.js_on_event("document_ready", *scripts)
         parts = [*plot_logos(content), *parts, *plot_draws(content)]
         of_buffer = {f"Buffer of {name}" if name else "Buffer": parts}
-        sections = of_buffer | sections if len(buffers) == 1 else sections | of_buffer
+        sections = sections | of_buffer if is_curves_first else of_buffer | sections
     notes = []
     for part, note in chain(*(each.notes.items() for each in held.values())):
         notes.append(note)
@@ -125,16 +137,14 @@ def view(
         else:
             each.model.name = each.name
             document.add_root(each.model)
-    html = file_html(
+    html: str = file_html(
         document, INLINE, title, template=files("gfn_rb.page").joinpath("page.html").read_text(),
         template_variables={
             "verdicts": [{"": name, **_verdict(each)} for name, each in held.items()],
             "notes": notes, "sections": sections,
         },
     )  # fmt: skip
-    with published(path := Path(path)) as stream:
-        stream.write(html.encode(errors="replace"))
-    return path
+    return html
 
 
 def _verdict(content: BufferContent) -> dict[str, str]:
