@@ -12,7 +12,8 @@ much.
 
 One percent of the rows, written to a journal on disk, is compared with a whole checkpoint; and
 5,000 extends of 128 rows of 16 float32 and a reward, with a journal of each mode, with as many
-without.
+without. A journal that syncs each extend is also compared with the floor of that, the same bytes
+appended to a file and synced: relative to extends without a journal, its time is that of the disk.
 
     python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .] [--store]
 """
@@ -24,7 +25,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -195,7 +196,9 @@ def increments(rb: TensorDictReplayBuffer, folder: Path, opened: ExitStack) -> d
 
 
 def extenders(folder: Path, opened: ExitStack) -> dict[str, Contender]:
-    """Return what is timed for 5,000 extends, the one without a journal last.
+    """Return what is timed for 5,000 extends, the one without a journal last but one.
+
+    The last one appends the bytes of as many batches to a file, and syncs each.
 
     Args:
         folder: where journals lie.
@@ -213,12 +216,20 @@ def extenders(folder: Path, opened: ExitStack) -> dict[str, Contender]:
         for _ in range(_EXTENDS):
             rb.extend(rows)
 
-    return {
+    def append(path: Path) -> None:
+        with path.open("wb", buffering=0) as stream:
+            for _ in range(_EXTENDS):
+                for tensor in rows.values():
+                    stream.write(tensor.numpy())
+                os.fsync(stream.fileno())
+
+    timed = {
         name if name == "extend" else f"journal, {name}": Contender(
             partial(lambda rb, _: extend(rb), rb)
         )
         for name, rb in made.items()
     }
+    return {**timed, "write + fsync of each": Contender(append, lambda: removed(folder / "raw"))}
 
 
 def _small(n: int) -> TensorDict:
@@ -238,41 +249,35 @@ def removed(path: Path) -> Path:
     return path
 
 
-def compare_last(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> list[Result]:
-    """Run the contenders in turn, and compare each with the last.
+def compare(
+    contenders: dict[str, Contender],
+    nbytes: int,
+    effort: Effort,
+    pairs: Sequence[tuple[str, str]] = (),
+) -> list[Result]:
+    """Run the contenders in turn, and compare some with others.
 
     Args:
         contenders: what to time.
         nbytes: how much each moves.
         effort: when to stop.
+        pairs: which to compare, by default the first with each other one.
     """
+    ours, *others = contenders
     seconds = interleave(contenders, effort)
-    *others, last = seconds
-    return _results([(name, last) for name in others], seconds, nbytes)
-
-
-def compare_first(contenders: dict[str, Contender], nbytes: int, effort: Effort) -> list[Result]:
-    """Run the contenders in turn, and compare the first with each other one.
-
-    Args:
-        contenders: what to time, ours first.
-        nbytes: how much each moves.
-        effort: when to stop.
-    """
-    seconds = interleave(contenders, effort)
-    ours, *others = seconds
-    return _results([(ours, other) for other in others], seconds, nbytes)
-
-
-def _results(
-    pairs: list[tuple[str, str]], seconds: dict[str, list[float]], nbytes: int
-) -> list[Result]:
     results = [
         Result.of(f"{one}, against {other}", nbytes, seconds[one], seconds[other], None)
-        for one, other in pairs
+        for one, other in pairs or [(ours, other) for other in others]
     ]
     print("\n".join(map(row, results)), flush=True)
     return results
+
+
+JOURNALS = [
+    *((f"journal, {mode}", "extend") for mode in ("interval", "always", "never")),
+    ("journal, always", "write + fsync of each"),
+]
+"""Which extends are compared with which."""
 
 
 def main() -> None:
@@ -293,13 +298,14 @@ def main() -> None:
         print(f"{len(rb):,} rows, {nbytes / 1e9:.2f} GB; medians of paired runs")
         print(header("bytes"))
         parts = {
-            "save": compare_first(savers(rb, folder), nbytes, effort),
-            "load into a new buffer": compare_first(loaders_new(rb, folder), nbytes, effort),
-            "load into a full buffer": compare_first(loaders_full(rb, folder), nbytes, effort),
+            "save": compare(savers(rb, folder), nbytes, effort),
+            "load into a new buffer": compare(loaders_new(rb, folder), nbytes, effort),
+            "load into a full buffer": compare(loaders_full(rb, folder), nbytes, effort),
         }
         with ExitStack() as opened:
-            parts["journal"] = compare_last(increments(rb, folder, opened), nbytes, effort)
-            parts["extend"] = compare_last(extenders(folder, opened), _EXTENDS, effort)
+            parts["journal"] = compare(increments(rb, folder, opened), nbytes, effort)
+            timed = extenders(folder, opened)
+            parts["extend"] = compare(timed, _EXTENDS, effort, JOURNALS)
         places = [options.json, RESULTS / "checkpoint.json" if options.store else None]
         for path in filter(None, places):
             store(path, "checkpoint", parts, vars(options))

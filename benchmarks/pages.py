@@ -3,8 +3,8 @@
 A table between ``<!-- figures: BENCHMARK PART [SUFFIX] -->`` and ``<!-- end -->`` is that of a part
 of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX. Of
 ``learning``, PART is an environment; of ``sceptic``, a table of ``benchmarks.sceptic.page``; of
-``index``, "all". Tables of ``many_ranks`` have times. A part that is not stored keeps its table,
-which must say that it is older than the code.
+``index``, "all". Tables of ``many_ranks`` have times, that of ``figures`` what ``make figures``
+found. A part that is not stored keeps its table, which must say that it is older than the code.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
         return _train_table(stored)
     if benchmark == "many_ranks":
         return _times_table(stored)
+    if benchmark == "figures":
+        return _last_run(stored)
     rows: dict[str, dict[int, float]] = {}
     bounds: dict[str, list[float]] = {}
     for each in stored["results"]:
@@ -151,6 +153,17 @@ def _times_table(stored: Mapping[str, Any]) -> str:
     for name, row in rows.items():
         lines.append(f"| {name} | {' | '.join(row.get(size, '') for size in sizes)} |")
     return "\n".join([*lines, "", age(stored["measured"])])
+
+
+def _last_run(stored: Mapping[str, Any]) -> str:
+    """Return what ``make figures`` compared the last time, and what had left its range."""
+    lines = ["| command | figures compared | left their range | CPU s |", "| --- " * 4 + "|"]
+    for each in stored["results"]:
+        cells = f"{each['compared']} | {len(each['left'])} | {each['cpu_seconds']:.0f}"
+        lines.append(f"| `{each['name']}` | {cells} |")
+    left = [f"- {line}" for each in stored["results"] for line in each["left"]]
+    facts = age(stored["measured"]) + _beside(stored["measured"])
+    return "\n".join([*lines, "", *left, *[""] * bool(left), facts])
 
 
 def duration(microseconds: float) -> str:

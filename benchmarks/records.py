@@ -51,6 +51,12 @@ CODE: dict[str, tuple[str, ...]] = {
     "distributed": ("gfn_rb/remote", "gfn_rb/transports", "gfn_rb/codec", *_BUFFERS),
     "device": (*_BUFFERS, *_ROLLOUTS, "benchmarks/device.py"),
     "training": (*_LEARNING, "benchmarks/training.py"),
+    "figures": (
+        *_LEARNING,
+        "gfn_rb/interop/torchgfn",
+        "gfn_rb/checkpoint",
+        "benchmarks/figures.py",
+    ),
     "make_train": (*_LEARNING, "benchmarks/make_train.py"),
     "diffusion": (*_LEARNING, "benchmarks/diffusion.py"),
     "learning": (*_LEARNING, "benchmarks/learning.py"),

@@ -160,25 +160,87 @@ def test_times_have_two_digits_and_their_unit(tmp_path):
     assert (head, row) == ("| | 64 ranks | 1,000 ranks |", "| close | 10 us | 2 ms |")
 
 
+def lines_of(found, stored):
+    return [line for line in figures.ratios_out_of_range(found, stored) if line is not None]
+
+
 def test_ratios_that_left_their_range_are_named():
-    assert not [*figures.ratios_out_of_range(timed(1.3), timed(1.0))]
-    assert [*figures.ratios_out_of_range(timed(1.5), timed(1.0))] == [
-        "extend at 8: 1.5, stored 0.9 to 1.1"
+    assert [*figures.ratios_out_of_range(timed(1.3), timed(1.0))] == [None]
+    assert lines_of(timed(1.5), timed(1.0)) == ["extend at 8: 1.5, stored 0.9 to 1.1"]
+    assert lines_of(timed(0.7), timed(1.0)) == ["extend at 8: 0.7, stored 0.9 to 1.1"]
+    assert lines_of(timed(1.5), None) == ["extend at 8: 1.5, not measured before"]
+    nothing = {"parts": {"extend": {"results": []}}}
+    assert lines_of(nothing, timed(1.0)) == ["extend at 8: stored, not measured now"]
+    assert lines_of({"parts": {}}, timed(1.0)) == []  # that part did not run
+
+
+def test_a_ratio_that_waits_for_a_disk_has_a_wider_range():
+    def named(name, ratio):
+        report = timed(ratio)
+        report["parts"]["extend"]["results"][0]["name"] = name
+        return report
+
+    name = "journal, always, against write + fsync of each"
+    assert lines_of(named(name, 2.7), named(name, 1.0)) == []
+    assert lines_of(named(name, 2.8), named(name, 1.0)) == [
+        f"{name} at 8: 2.8, stored 0.9 to 1.1, time of a disk"
     ]
-    assert [*figures.ratios_out_of_range(timed(1.5), None)] == [
-        "extend at 8: 1.5, not measured before"
-    ]
+    (name,) = figures.NOT_COMPARED
+    assert [*figures.ratios_out_of_range(named(name, 99.0), named(name, 1.0))] == []
 
 
 def test_figures_of_learning_that_left_their_range_are_named():
     def learned(*values):
         return {"results": [{"figures": {"modes_found": value}} for value in values]}
 
-    assert not [*figures.learned_out_of_range(learned(7), learned(3, 5))]
+    assert [*figures.learned_out_of_range(learned(7), learned(3, 5))] == [None]
     assert [*figures.learned_out_of_range(learned(8), learned(3, 5))] == [
         "modes_found: 8, stored 3 to 5"
     ]
     assert [*figures.learned_out_of_range(learned(8), None)] == ["not measured before"]
+
+
+def test_one_benchmark_that_fails_leaves_the_figures_of_the_others(tmp_path, monkeypatch, capsys):
+    """A failure, a benchmark that compares nothing, and one whose ratio is in its range."""
+
+    def measure(name, words, folder, store):
+        if name == "groups":
+            figures._run("no_such_benchmark")
+        yield from [] if name == "interop" else [None]
+
+    names = ("groups", "interop", "rollout")
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    monkeypatch.setattr(figures, "TIMED", dict.fromkeys(names, ()))
+    monkeypatch.setattr(figures, "LEARNED", ())
+    monkeypatch.setattr(figures, "_timed", measure)
+    monkeypatch.setattr(pages, "main", lambda: None)
+    assert figures.main(["--store"]) == 1
+    *_, failed, none = capsys.readouterr().out.splitlines()
+    assert failed == "groups, benchmarks.no_such_benchmark ended with status 1"
+    assert none == "interop, nothing was compared"
+    table = pages.table_of("figures", "last", folder=tmp_path)
+    assert "| `rollout` | 1 | 0 | 0 |" in table
+    assert "- interop, nothing was compared" in table
+    monkeypatch.setattr(figures, "TIMED", {"rollout": ()})
+    assert figures.main([]) == 0
+
+
+def test_figures_of_other_options_are_not_compared(tmp_path, monkeypatch):
+    other = replace(ROW, config=replace(ROW.config, lr=0.5))
+    runs.save(tmp_path, other, [result(0)])
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    row = figures._checked("row", figures._learned(ROW, tmp_path, store=False))
+    assert "got another lr" in row["left"][0]
+
+
+def test_a_figure_of_learning_that_is_equal_confirms_the_stored_seed(tmp_path, monkeypatch):
+    stored, now = tmp_path / "stored", tmp_path / "now"
+    runs.save(stored, ROW, [result(0), result(1, modes=3)])
+    runs.save(now, ROW, [result(0)])
+    monkeypatch.setattr(figures, "RESULTS", stored)
+    monkeypatch.setattr(figures, "_run", lambda *words: None)
+    assert [*figures._learned(ROW, now, store=True)] == [None]
+    assert [bool(each.confirmed) for each in runs.load(stored, ROW)] == [True, False]
 
 
 def test_a_run_names_its_commit():
