@@ -307,8 +307,9 @@ def main() -> None:
             timed = extenders(folder, opened)
             parts["extend"] = compare(timed, _EXTENDS, effort, JOURNALS)
         places = [options.json, RESULTS / "checkpoint.json" if options.store else None]
+        facts = {"gigabytes": options.gigabytes, "seconds": options.seconds}
         for path in filter(None, places):
-            store(path, "checkpoint", parts, vars(options))
+            store(path, "checkpoint", parts, facts)
     finally:
         shutil.rmtree(folder)
 

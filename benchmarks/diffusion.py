@@ -16,6 +16,7 @@ import argparse
 import logging
 import math
 import time
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", default=[*TASKS], metavar="TASK")
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -198,10 +200,13 @@ def main() -> None:
             shown = [
                 f"{mean(each):.2f} ± {spread(each):.2f}" for each in zip(*figures, strict=True)
             ]
-            if options.store:
-                part, facts = f"{name}, {run.__name__}, {n} iterations", vars(options)
-                rows = [dict(zip(FIGURES, each, strict=True)) for each in figures]
-                path = RESULTS / "diffusion.json"
+            part, facts = f"{name}, {run.__name__}, {n} iterations", {"share": options.share}
+            rows = [
+                {**dict(zip(FIGURES, each, strict=True)), "cpu_seconds": seconds}
+                for each in figures
+            ]
+            places = [options.json, RESULTS / "diffusion.json" if options.store else None]
+            for path in filter(None, places):
                 keep(path, "diffusion", part, rows, options=facts, seeds=options.seeds)
             print(f"| | {run.__name__}, {n} | {' | '.join(shown)} | {seconds:.0f} |", flush=True)
 

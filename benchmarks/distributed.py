@@ -249,7 +249,7 @@ def compare(bench: Bench, connect: Connect, name: str, size: str) -> list[Result
     bounds = {"raw": AT_MOST_RAW.get(size), "torchgfn": 1 / FASTER}
     return [
         Result.of(
-            f"{name}: {size} and reply, {turn} in a row, {peer}",
+            f"{name}, {turn} in a row, against {peer}",
             nbytes,
             took[turn]["ours"],
             took[turn][peer],
@@ -269,7 +269,7 @@ def stream(bench: Bench, connect: Connect, name: str, size: str, compact: bool) 
     ):
         took = bench.interleave({"ours": act, "raw": bench.raw(nbytes)}, STREAM)
     bound = AT_MOST_RAW.get(size) if name == "MPI" and compact else None
-    label = f"{name}: {size} and reply, {'compact ' * compact}stream, raw"
+    label = f"{name}, {'compact ' * compact}stream, against raw"
     return Result.of(label, nbytes, took["ours"], took["raw"], bound)
 
 
@@ -326,7 +326,7 @@ def waiting(bench: Bench, connect: Connect, name: str, size: str) -> Result:
             assert worker is None or worker.statistics.skipped == 0, "the manager fell behind"
     bound = BLOCKED if name == "MPI" else None
     nbytes = sum(value.nbytes for value in trajectories(size).values())
-    label = f"{name}: {size}, not waiting against waiting"
+    label = f"{name}, not waiting against waiting"
     return Result.of(label, nbytes, took["ours"], took["awaited"], bound)
 
 

@@ -6,7 +6,7 @@ Every benchmark runs as a command of its own; one that fails leaves the figures 
 it on a machine that does nothing else.
 
 A ratio has left its range if it is beyond the quartiles of the stored rounds by more than a factor:
-:data:`SLACK`, and :data:`DISK_SLACK` where the time is that of a disk. A figure of learning has
+:data:`SLACK`, and :data:`FILE_SLACK` where the time is that of a disk. A figure of learning has
 left it if it is beyond those of the stored seeds by more than their spread. Of the same command, a
 figure that is stored and missing now, or the other way round, has left its range as well.
 """
@@ -31,10 +31,10 @@ from benchmarks.records import RESULTS, RecordError, keep, read
 
 SLACK = 1.25
 """The ratios of a run beside other programs were beyond stored quartiles by at most 1.13."""
-DISK_SLACK = 2.5
-"""The same of syncs to a disk that others use: 1.5."""
-DISK = ("save_checkpoint", "journal")
-"""Beginnings of the names of comparisons that wait for a disk."""
+FILE_SLACK = 2.0
+"""The same of files of a gigabyte and of syncs to a disk that others use: 1.5."""
+FILES = ("save_checkpoint", "load_checkpoint", "journal")
+"""Beginnings of the names of comparisons whose time is that of a disk or of its cache."""
 NOT_COMPARED = ("journal, always, against extend",)
 """The latency of a disk, relative to a call that needs none."""
 LIMIT = 600  # seconds of a command
@@ -143,11 +143,11 @@ def _comparisons(
 
 
 def _out_of_range(name: str, now: Mapping[str, Any], old: Mapping[str, Any]) -> str | None:
-    is_disk = name.startswith(DISK)
-    slack = DISK_SLACK if is_disk else SLACK
+    is_file = name.startswith(FILES)
+    slack = FILE_SLACK if is_file else SLACK
     if old["low"] / slack <= now["ratio"] <= old["high"] * slack:
         return None
-    of = ", time of a disk" * is_disk
+    of = ", time of a disk" * is_file
     return f"{name}: {now['ratio']:.3g}, stored {old['low']:.3g} to {old['high']:.3g}{of}"
 
 

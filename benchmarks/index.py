@@ -19,6 +19,7 @@ from benchmarks.sceptic.rows import FROZEN
 BLOCK = re.compile(r"(<!-- figures: ([^\n]+) -->\n)(.*?)(\n<!-- end -->)", re.DOTALL)
 BY_HAND = re.compile(r"Measured by hand on or before (\d{4}-\d\d-\d\d), commit\s(\w+):\s`([^`]+)`")
 REPEATED = "igures from the pages of these benchmarks"
+NOT_MEASURED = "not measured"
 _SETTINGS = {"default", "options", "python"}  # in the first line of a table of no figures
 _NUMBER = re.compile(r"\d\.\d|±|\b1/\d")
 PAGES = {
@@ -115,6 +116,10 @@ def _of_pages(pages: Iterable[Path], folder: Path) -> Iterator[Entry]:
             benchmark, part, *_ = match[2].split(maxsplit=2)
             if benchmark not in ("index", "sceptic"):
                 records = _records(folder, benchmark, part)
+                if records == [None] and NOT_MEASURED in match[3].lower():
+                    command = f"`benchmarks.{benchmark}`"
+                    yield Entry(name, f"{benchmark}, {part}", command, "", NOT_MEASURED)
+                    continue
                 yield _entry(name, f"{benchmark}, {part}", f"benchmarks.{benchmark}", records)
         for date, commit, command in BY_HAND.findall(text):
             command = command.removeprefix("python -m ")
@@ -138,7 +143,7 @@ def _of_rows(folder: Path) -> Iterator[Entry]:
 def _state(results: Sequence[Result]) -> str:
     """Return whether the results of a row hold now."""
     if not results:
-        return "not measured"
+        return NOT_MEASURED
     again = [each.confirmed for each in results if each.confirmed and is_current(each.confirmed)]
     state = _holds([each.measured for each in results])
     if again and state != "yes":
@@ -156,7 +161,7 @@ def _records(folder: Path, benchmark: str, part: str) -> list[Mapping[str, Any] 
     if benchmark == "learning":
         return [(read(folder / f"learning_{part}.json") or {}).get("measured")]
     parts = (read(folder / f"{benchmark}.json") or {"parts": {}})["parts"]
-    if part == "all":
+    if part == "all" or benchmark == "diffusion":
         return [each["measured"] for each in parts.values()] or [None]
     return [parts[part]["measured"] if part in parts else None]
 

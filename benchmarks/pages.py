@@ -4,7 +4,9 @@ A table between ``<!-- figures: BENCHMARK PART [SUFFIX] -->`` and ``<!-- end -->
 of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX. Of
 ``learning``, PART is an environment; of ``sceptic``, a table of ``benchmarks.sceptic.page``; of
 ``index``, "all". Tables of ``many_ranks`` have times, that of ``figures`` what ``make figures``
-found. A part that is not stored keeps its table, which must say that it is older than the code.
+found, of ``training`` CPU times of steps. Of ``diffusion``, PART is a share of the paper's
+iterations. A part that is not stored keeps its table, which must say that it is older than the
+code, or that it is not measured.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks import index, make_train
+from benchmarks import diffusion, index, make_train
+from benchmarks.index import NOT_MEASURED
 from benchmarks.published.defaults import DEFAULTS
 from benchmarks.published.page import PEERS
 from benchmarks.published.runs import Result, load, modes_at, spread
@@ -24,7 +27,6 @@ from benchmarks.records import RESULTS, ROOT, age, read
 from benchmarks.sceptic import page as sceptic
 
 OLD = "Measured before results were stored: older than the code."
-NOT_MEASURED = "not measured"
 QUIET = 2.5  # load of the machine
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,17 +82,15 @@ def table_of(benchmark: str, part: str, suffix: str = "", folder: Path = RESULTS
     if benchmark == "learning":
         return _learning_table(read(folder / f"learning_{part}.json"))
     report = read(folder / f"{benchmark}.json") or {"parts": {}}
+    if benchmark == "diffusion":
+        return _diffusion_table(part, report["parts"])
     if part == "all":
         return _list_of_ratios(report["parts"])
     stored = report["parts"].get(part)
     if stored is None:
         return ""
-    if benchmark == "make_train":
-        return _train_table(stored)
-    if benchmark == "many_ranks":
-        return _times_table(stored)
-    if benchmark == "figures":
-        return _last_run(stored)
+    if benchmark in _TABLES:
+        return _TABLES[benchmark](stored)
     rows: dict[str, dict[int, float]] = {}
     bounds: dict[str, list[float]] = {}
     for each in stored["results"]:
@@ -155,6 +155,52 @@ def _times_table(stored: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", age(stored["measured"])])
 
 
+def _steps_table(stored: Mapping[str, Any]) -> str:
+    """Return the CPU time of 1,000 training steps of each library, and ours relative to theirs."""
+    lines = ["| task | replay | gfn_rb | torchgfn | gfnx |", "| --- " * 5 + "|"]
+    for each in stored["results"]:
+        rates = each["steps_per_cpu_second"]
+        cells = [f"{1e3 / rates['ours']:.1f}"]
+        for peer in ("torchgfn", "gfnx"):
+            cells.append(
+                f"{1e3 / rates[peer]:.1f} ({ratio(rates[peer] / rates['ours'])})"
+                if peer in rates
+                else NOT_MEASURED
+            )
+        lines.append(
+            f"| {each['task']} | {'yes' if each['replay'] else 'no'} | {' | '.join(cells)} |"
+        )
+    return "\n".join([*lines, "", age(stored["measured"]) + _beside(stored["measured"])])
+
+
+def _diffusion_table(share: str, parts: Mapping[str, Any]) -> str:
+    """Return errors and distances of diffusion samplers, beside those of the paper.
+
+    Args:
+        share: of the paper's iterations.
+        parts: what is stored, by task, run and iterations.
+    """
+    n = round(float(share) * diffusion.ITERATIONS)
+    of = {run: f"{run}, {n} iterations" for run in ("published", "ours")}
+    lines = [
+        "| task | run | log Z - ELBO | log Z - importance | 2-Wasserstein | CPU s | seeds |",
+        "| --- " * 7 + "|",
+    ]
+    ages: dict[str, None] = {}
+    for task, theirs in diffusion.PUBLISHED.items():
+        lines.append(f"| {task} | paper, {diffusion.ITERATIONS:,} | {' | '.join(theirs)} | | 5 |")
+        for run, name in of.items():
+            stored = parts.get(f"{task}, {name}")
+            cells = [NOT_MEASURED, *[""] * 4]
+            if stored is not None:
+                found = stored["results"]
+                cells = [spread([each[key] for each in found], 2) for key in diffusion.FIGURES]
+                cells += [f"{found[0]['cpu_seconds']:.0f}", f"{len(found)}"]
+                ages[age(stored["measured"])] = None
+            lines.append(f"| | {run}, {n:,} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *ages]) if ages else ""
+
+
 def _last_run(stored: Mapping[str, Any]) -> str:
     """Return what ``make figures`` compared the last time, and what had left its range."""
     lines = ["| command | figures compared | left their range | CPU s |", "| --- " * 4 + "|"]
@@ -195,6 +241,15 @@ def ratio(value: float) -> str:
     if value > 0.1:
         return f"{value:.2f}" if value < 10 else f"{value:.0f}"
     return f"1/{1 / value:.0f}"
+
+
+_TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "make_train": _train_table,
+    "many_ranks": _times_table,
+    "figures": _last_run,
+    "training": _steps_table,
+}
+"""Of benchmarks whose results are no ratios alone."""
 
 
 # README.

@@ -96,7 +96,7 @@ def measured(
     return {
         "format": FORMAT,
         "benchmark": benchmark,
-        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
+        "command": " ".join(["python -m", _module(), *map(_said, sys.argv[1:])]),
         "commit": _commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "machine": machine(),
@@ -233,9 +233,18 @@ def _commit() -> str:
 
 
 def _module() -> str:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    name = spec.name if spec is not None else Path(sys.argv[0]).stem
-    return str(name).removesuffix(".__main__")
+    """Return the module that runs; in a process that another one started, that one's."""
+    spec, path = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0])
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        return str(spec.name).removesuffix(".__main__")
+    if not path.is_relative_to(ROOT):
+        return path.stem
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+
+
+def _said(word: str) -> str:
+    """Return a word of a command line, of an absolute path the last part alone."""
+    return Path(word).name if word.startswith("/") else word
 
 
 def _cpu() -> str:

@@ -153,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=30.0, help="wall time per row and peer")
     parser.add_argument("--gfnx", help="Python that has gfnx")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
     options = parser.parse_args()
     rows = []
@@ -178,8 +179,9 @@ def main() -> None:
                 f"{cells[2]:>8}   {', '.join(of)}",
                 flush=True,
             )
-    if options.store:
-        keep(RESULTS / "training.json", "training", "steps", rows, options=vars(options))
+    facts = {"seconds": options.seconds, "gfnx": bool(options.gfnx)}
+    for path in filter(None, [options.json, RESULTS / "training.json" if options.store else None]):
+        keep(path, "training", "steps", rows, options=facts)
 
 
 if __name__ == "__main__":
