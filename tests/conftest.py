@@ -6,6 +6,7 @@ that nobody wrote (``torch.empty``, ``np.empty``) with NaN or the largest intege
 """
 
 import functools
+import gc
 import importlib
 import inspect
 import logging
@@ -93,6 +94,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("cuda") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish():
+    """Leave what imports made out of each later garbage collection, which else takes 0.1 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -7,6 +7,5 @@ Read in torch 2.13.0, tensordict 0.14.3 and torchrl 0.14.1, unless said otherwis
 """
 
 from gfn_rb.torchrl_compat.buffers import *  # noqa: F403
-from gfn_rb.torchrl_compat.generations import *  # noqa: F403
 from gfn_rb.torchrl_compat.storages import *  # noqa: F403
 from gfn_rb.torchrl_compat.tensors import *  # noqa: F403
