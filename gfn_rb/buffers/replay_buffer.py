@@ -349,7 +349,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
 
     def _write(self, rows: TensorDictBase) -> Tensor:
         """Write rows and their priorities under one lock: a journal has both in one transaction."""
-        with compat.replay_lock(self), compat.write_lock(self):
+        threads, processes = compat.locks_of(self)
+        with threads, processes:
             index: Tensor = self.writer.extend(rows)
             self.sampler.extend(index)
             if (priority := compat.entry_of(rows, self.priority_key)) is not None:
@@ -432,7 +433,8 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
         transforms = compat.direct_transforms(self, _DIRECT)
         if transforms is None:
             return super()._sample(batch_size)
-        with compat.replay_lock(self), compat.write_lock(self):
+        threads, processes = compat.locks_of(self)
+        with threads, processes:
             index, info = self.sampler.sample(self.storage, batch_size)
             info[INDEX] = index
             if self.writer.tracks_generations:

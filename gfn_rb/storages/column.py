@@ -70,7 +70,10 @@ class KeyColumn:
 
     def values(self, storage: Storage) -> Shaped[Tensor, "len"]:
         """Return the key of every stored row, a view that only :meth:`write` may write to."""
-        return self._leaf(storage)[: compat.length_of(storage)]
+        plain, n = self._plain, compat.length_of(storage)
+        if plain is None or compat.entry_in(storage, self.key) is not self._raw:
+            plain = self._leaf(storage)
+        return plain if n == plain.shape[0] else plain[:n]
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]

@@ -175,9 +175,10 @@ class whole_write:
         self._storage, self._writer = storage, writer
 
     def __enter__(self) -> None:
-        if self._writer is not None:
-            require_access(self._storage, self._writer)
-        settle(self._storage)
+        if self._writer is not None and is_inherited(self._storage):
+            _require_shared(self._storage, self._writer)
+        if _PENDING in vars(self._storage):
+            settle(self._storage)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

@@ -97,9 +97,9 @@ class RowAccess(TensorStorage):
     def get(self, index: Any) -> Any:
         """Return rows, as the base class does."""
         settle(self)
-        if self.initialized and self.ndim == 1 and _is_vector(index):
+        if self.ndim == 1 and _is_vector(index) and (held := compat.all_slots(self)) is not None:
             try:
-                rows = _selected(compat.all_slots(self), index, compat.length_of(self))
+                rows = _selected(held, index, compat.length_of(self))
             except (IndexError, RuntimeError):  # such as indices counted from the end
                 rows = None
             if rows is not None:
@@ -181,7 +181,8 @@ def _selected(held: Any, index: Int64[Tensor, "n"], length: int) -> TensorDict |
         rows[name] = inner = _selected(entry, index, length)
         if inner is None:
             return None
-    return compat.new_tensordict(rows, torch.Size(index.shape + held.batch_size[1:]), held.device)
+    size = torch.Size(index.shape + held.batch_size[1:])
+    return compat.new_tensordict(rows, size, held.device)
 
 
 def _paired(held: Any, rows: Any, shape: torch.Size, pairs: list[tuple[Tensor, Tensor]]) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
     "has_queue",
     "is_consuming",
     "lock_of",
+    "locks_of",
     "member_samplers",
     "member_storages",
     "members_of",
@@ -109,8 +110,14 @@ def lock_of(storage: Storage) -> AbstractContextManager[Any] | None:
     """Return the replay lock of the first buffer on a storage, None of one without a buffer."""
     for entity in storage._attached_entities_iter():
         if isinstance(entity, ReplayBuffer):
-            return replay_lock(entity)
+            lock: AbstractContextManager[Any] = entity._replay_lock
+            return lock
     return None
+
+
+def locks_of(rb: ReplayBuffer) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return :func:`replay_lock` and :func:`write_lock`, to be taken in this order."""
+    return rb._replay_lock, rb._write_lock
 
 
 def write_lock(rb: ReplayBuffer) -> AbstractContextManager[Any]:

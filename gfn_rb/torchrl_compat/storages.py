@@ -36,6 +36,7 @@ __all__ = [
     "bump_mutation_revision",
     "content_version",
     "counter_addresses",
+    "entry_in",
     "forget_layout",
     "known_version",
     "last_cursor",
@@ -84,7 +85,10 @@ def known_version(
     for name, entry in entries:
         if plain.get(name) is not entry and slots.get(name, None) is not entry:
             return None  # replaced by another tensor
-    return content_version(storage, tensors)
+    version = [int(storage._mutation_revision)]
+    for tensor in tensors:
+        version += tensor._version, tensor.data_ptr()
+    return tuple(version)
 
 
 def all_slots(storage: Storage) -> Any:
@@ -93,6 +97,15 @@ def all_slots(storage: Storage) -> Any:
     A TensorDict, a tensor or a tree of tensors; None before the first row, and of other kinds.
     """
     return getattr(storage, "_storage", None)
+
+
+def entry_in(storage: Storage, key: Any) -> Any:
+    """Return an entry of a storage that holds a TensorDict, None of others.
+
+    It reads ``TensorStorage._storage`` and ``TensorDict._tensordict``.
+    """
+    held: Any = getattr(storage, "_storage", None)
+    return held._tensordict.get(key) if type(held) is TensorDict else None
 
 
 def mutation_revision(storage: Storage) -> int:

@@ -410,7 +410,7 @@ class PendingExchange(PendingWrite):
     def __init__(
         self, storage: Storage, slots: Slots, results: np.ndarray, n: int, is_written: bool
     ) -> None:
-        super().__init__(storage)
+        self.storage, self.commit = storage, None
         self._slots, self._results, self._n = slots, results, n
         # Rows that others wrote were taken up before: both know the length.
         self._before, *_, self._n_calls = slots.state[: N_CALLS + 1].tolist()
@@ -470,7 +470,9 @@ class _Memory:
             return _NO_SLOTS
         stamps = compat.slot_generations(storage)
         beside = counters.data_ptr(), ages.data_ptr(), 0 if stamps is None else stamps.data_ptr()
-        rows = None if data is None else tensors_of(data)
+        rows: Any = None if data is None else compat.plain_entries(data)
+        if data is not None and rows is None:
+            rows = tensors_of(data)
         self._came = []
         put = self._put.numpy()
         put[:FIRST_LEAF] = *counts, *beside

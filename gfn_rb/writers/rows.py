@@ -278,7 +278,8 @@ class RowLayout:
             if not storage.initialized:
                 _check_dtypes(rows, storage)
             return rows
-        stored = compat.all_slots(storage) if is_laid_out(storage) else None
+        if (stored := compat.all_slots(storage)) is None and is_laid_out(storage):
+            stored = compat.all_slots(storage)
         # Names and shapes are read once for each TensorDict of columns: a storage that is loaded
         # has another one.
         if self._stored is not stored or not self._entries:

@@ -111,7 +111,7 @@ def test_an_exception_at_any_line_changes_nothing(writer, storage, call, request
         pytest.skip("has no such method, or no keys")
     if storage in ("ragged", "shared") and writer not in ("unique", "diverse", "fifo"):
         pytest.skip("of the three ways to write, one is enough")
-    step = 3 if request.config.getoption("--all") else 149
+    step = 3 if request.config.getoption("--all") else 97
     n_points, at = 0, 1
     # An exception after the write itself, such as on the way back, leaves the buffer as after it.
     for n_batches in (0, 4) if call in ("extend", "add") else (4,):
