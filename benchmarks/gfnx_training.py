@@ -1,4 +1,4 @@
-"""Iterations per CPU second of gfnx, run by ``benchmarks.training`` in a Python that has gfnx.
+"""Versions and iterations per CPU second of gfnx, for ``benchmarks.training``, in its own Python.
 
 The iteration is that of gfnx's ``baselines/tb_hypergrid.py``, without metrics.
 """
@@ -12,6 +12,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import sys
 import time
+from importlib.metadata import version
 from statistics import median
 from typing import Any
 
@@ -46,7 +47,8 @@ def make_env(height: int, table: str) -> Any:
 
 
 def main() -> None:
-    """Print iterations per CPU second."""
+    """Print the versions, and iterations per CPU second."""
+    print(", ".join(f"{name} {version(name)}" for name in ("gfnx", "jax", "equinox")))
     height, seconds = int(sys.argv[1]), float(sys.argv[3])
     env = make_env(height, sys.argv[2])
     env_params = env.init(jax.random.PRNGKey(0))

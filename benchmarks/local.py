@@ -3,7 +3,9 @@
     --quick        a smoke run on small buffers, whose figures mean nothing
     --parts ...    some of: extend sample cycle merged trajectories growth peers fill storage
                    torchgfn memory large
+    --rows N ...   full buffers of these capacities alone, by default all
     --json PATH    also write the figures to a file
+    --store        keep them in benchmarks/results, instead of those of the same parts
 
 The second column is the number of rows in a batch. Each call gets a fresh batch. Where each object
 is stored once, a quarter of its rows are stored objects, half of them with a better reward. "large"
@@ -15,9 +17,10 @@ figures.
 
 from __future__ import annotations
 
+import argparse
 import resource
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -421,7 +424,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: the command line, ``sys.argv`` if None.
     """
     work.check_challenge()
-    run_parts("Local buffers against their peers.", PARTS, FULL, QUICK, arguments, "batch")
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--rows", type=int, nargs="+", choices=FULL.capacities)
+    options, others = parser.parse_known_args(arguments)
+    full = replace(FULL, capacities=tuple(options.rows or FULL.capacities))
+    if options.rows:
+        full = replace(full, paths=tuple(n for n in FULL.paths if n in options.rows))
+    run_parts("Local buffers against their peers.", PARTS, full, QUICK, others, "batch")
 
 
 def _sizes(scale: Scale) -> list[tuple[int, list[int]]]:

@@ -307,7 +307,7 @@ def _grid(folder: Path) -> Sequence[str]:
         f"goals of 81 on a 4-d deceptive grid after {calls:,} calls; options were chosen on it",
         f"prioritized replay, published code, {len(theirs)} run: {spread(theirs, 0)}",
         f"**{spread(ours)}**" if ours else NOT_MEASURED,
-        "`python -m benchmarks.published defaults_grid_4d_16`",
+        "`python -m benchmarks.published defaults_grid_4d_16 --seeds 5`",
     )
 
 
@@ -319,7 +319,7 @@ def _sceptic(folder: Path) -> Sequence[str]:
         f"modes of TFBind8 after 32,000 calls, {n} seeds",
         f"the same draw in fifty lines of Python: {its}",
         mine,
-        "`python -m benchmarks.published fifty_lines_walked_tfbind8`",
+        "`python -m benchmarks.published defaults_tfbind8 fifty_lines_walked_tfbind8 --seeds 5`",
     )
 
 

@@ -135,8 +135,8 @@ def rates(iterations: dict[str, Callable[[], None]], seconds: float) -> dict[str
     return {name: 1 / median(each) for name, each in times.items()}
 
 
-def gfnx(python: str, env: GFNEnv, seconds: float) -> float:
-    """Return iterations per CPU second of gfnx, in an interpreter that has it."""
+def gfnx(python: str, env: GFNEnv, seconds: float) -> tuple[str, float]:
+    """Return versions and iterations per CPU second of gfnx, in an interpreter that has it."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "rewards.npy"
         height = str(getattr(env, "height", 0))
@@ -145,7 +145,8 @@ def gfnx(python: str, env: GFNEnv, seconds: float) -> float:
         script = Path(__file__).with_name("gfnx_training.py")
         command = [python, str(script), height, str(table), str(seconds)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    versions, rate = done.stdout.splitlines()
+    return versions, float(rate)
 
 
 def main() -> None:
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
     options = parser.parse_args()
-    rows = []
+    rows, versions = [], ""
     torch.set_num_threads(1)
     print(f"{'task':<12} {'replay':<7} {'ours':>8} {'torchgfn':>9} {'gfnx':>8}   per CPU second")
     for name, make in TASKS.items():
@@ -167,7 +168,7 @@ def main() -> None:
                 contenders["torchgfn"] = torchgfn(env, replays)
             found = rates(contenders, options.seconds)
             if options.gfnx and not replays:
-                found["gfnx"] = gfnx(options.gfnx, env, options.seconds)
+                versions, found["gfnx"] = gfnx(options.gfnx, env, options.seconds)
             rows.append({"task": name, "replay": replays, "steps_per_cpu_second": found})
             cells = [
                 f"{found[peer]:.1f}" if peer in found else ""
@@ -179,7 +180,7 @@ def main() -> None:
                 f"{cells[2]:>8}   {', '.join(of)}",
                 flush=True,
             )
-    facts = {"seconds": options.seconds, "gfnx": bool(options.gfnx)}
+    facts = {"seconds": options.seconds, "gfnx": versions}
     for path in filter(None, [options.json, RESULTS / "training.json" if options.store else None]):
         keep(path, "training", "steps", rows, options=facts)
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("matplotlib")  # which benchmarks need, and tests do not install
 
-from benchmarks import figures, index, make_train, pages, records
+from benchmarks import figures, index, local, make_train, pages, records
 from benchmarks.published import rows, runs
 from benchmarks.published.runs import Result
 from gfn_rb.errors import ArgumentError
@@ -375,3 +375,13 @@ def test_a_part_that_is_not_stored_is_listed_as_not_measured(tmp_path, monkeypat
     monkeypatch.setattr(index, "SETS", {})
     *_, last = index.table([page], tmp_path).splitlines()
     assert last == "| README | local, storage | `benchmarks.local` |  | not measured |"
+
+
+def test_local_measures_the_given_capacities_alone(monkeypatch):
+    given = []
+    monkeypatch.setattr(local, "run_parts", lambda *arguments: given.append(arguments))
+    local.main(["--rows", "100000", "--parts", "extend"])
+    local.main(["--parts", "extend"])
+    (_, _, some, _, words, _), (_, _, every, *_) = given
+    assert (some.capacities, some.paths, words) == ((100_000,), (100_000,), ["--parts", "extend"])
+    assert every == local.FULL
