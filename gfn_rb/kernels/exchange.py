@@ -76,7 +76,7 @@ LENGTH, N_WORST, N_IN, N_MOVED, N_CALLS, N_TWINS, N_FREE, N_REJECTED = range(8)
 STATE_SIZE = N_REJECTED + DUPLICATE - WORST + 1
 # Of a slot: its key, signed so that the worst rows have the lowest; what decides between equal
 # keys, the lowest leaving first; one more than the number of the row of the batch that it holds, 0
-# between calls; and the number of rows of its group, if it is the worst of them. A slot that was
+# between calls; and the number of rows of its group, if it is the first of them. A slot that was
 # never used is all zeros, which takes no memory.
 SLOT = np.dtype([("key", "f8"), ("age", "i8"), ("came", "i4"), ("size", "i4")])
 ENTRY = np.dtype([("key", "f8"), ("age", "i8"), ("slot", "i8")])  # of the heap of worst rows
@@ -290,11 +290,16 @@ def worst_of(length, slots):
     return slot
 
 
-# Groups. The rows of a group are a pairing heap, worst first (Fredman et al. 1986,
-# doi:10.1007/BF01840439), so that the worst one is known whatever the size of the group. The table
-# of groups has the worst slot of each; its links are those of the heap::
+# Groups. The rows of a group are a list, the last one that came first, until the group is full for
+# the first time: most groups never are, and a list takes rows in and out without a look at others.
+# From then on they are a pairing heap, worst first (Fredman et al. 1986, doi:10.1007/BF01840439),
+# so that the worst one is known whatever the size of the group. The table of groups has the first
+# slot of each; its links are those of the list or heap. The first slot has the size, which is
+# negative for a list::
 #
-#     6 --child-- 8 --next-- 7        8 and 7 are children of 6, which is the worst;
+#     8 --next-- 6 --next-- 9         a list: prior of 6 is 8
+#
+#     6 --child-- 8 --next-- 7        a heap: 8 and 7 are children of 6, which is the worst;
 #                 `-child-- 9         prior of 8 is 6, prior of 7 is 8
 
 _CHILD, _NEXT, _PRIOR = 1, 2, 3  # columns of links
@@ -315,18 +320,18 @@ def _meld(a, b, link, held):
 
 
 @borrowing
-def _meld_children(slot, link, held):
-    """Make the children of a slot one heap: two by two in their order, then from the last pair."""
-    pairs, child = np.int64(END), np.int64(link[slot, _CHILD])
-    while child != END:
-        other, after = np.int64(link[child, _NEXT]), np.int64(END)
-        link[child, _NEXT] = link[child, _PRIOR] = END
+def _meld_all(first, link, held):
+    """Make a slot and those next to it one heap: two by two in their order, then from the last."""
+    pairs, slot = np.int64(END), np.int64(first)
+    while slot != END:
+        other, after = np.int64(link[slot, _NEXT]), np.int64(END)
+        link[slot, _NEXT] = link[slot, _PRIOR] = END
         if other != END:
             after = np.int64(link[other, _NEXT])
             link[other, _NEXT] = link[other, _PRIOR] = END
-            child = _meld(child, other, link, held)
-        link[child, _NEXT] = pairs
-        pairs, child = child, after
+            slot = _meld(slot, other, link, held)
+        link[slot, _NEXT] = pairs
+        pairs, slot = slot, after
     root = np.int64(END)
     while pairs != END:
         after = np.int64(link[pairs, _NEXT])
@@ -337,44 +342,65 @@ def _meld_children(slot, link, held):
 
 
 @borrowing
+def _worst_of_full(at, groups, held, per_group):
+    """Return the worst slot of a group if it is full, else ``NO_SLOT``."""
+    first = np.int64(groups.entry[at, 0])
+    if first == END or abs(held[first]["size"]) < per_group:
+        return np.int64(NO_SLOT)
+    if held[first]["size"] < 0:
+        size = -held[first]["size"]
+        first = _meld_all(first, groups.link, held)
+        groups.entry[at, 0], held[first]["size"] = first, size
+    return first
+
+
+@borrowing
 def _join_group(slot, rows, i, code, groups, held):
     link, at = groups.link, find_entry(rows, i, code, groups)
     for k in range(rows.shape[1]):
         groups.rows[slot, k] = rows[i, k]
     link[slot, CODE_OF] = code
     link[slot, _CHILD] = link[slot, _NEXT] = link[slot, _PRIOR] = END
-    worst = np.int64(groups.entry[at, 0])
-    if worst == END:
-        groups.entry[at, 0], groups.entry[at, 1], held[slot]["size"] = slot, code, 1
-        return
-    size = held[worst]["size"] + 1
-    worst = _meld(worst, slot, link, held)
-    groups.entry[at, 0], held[worst]["size"] = worst, size
+    first, size = np.int64(groups.entry[at, 0]), np.int64(0)
+    if first != END:
+        size = np.int64(held[first]["size"])
+    if size > 0:
+        first, size = _meld(first, slot, link, held), size + 1
+    else:
+        if first != END:
+            link[slot, _NEXT], link[first, _PRIOR] = first, slot
+        first, size = slot, size - 1
+    groups.entry[at, 0], groups.entry[at, 1], held[first]["size"] = first, code, size
 
 
 @borrowing
 def _leave_group(slot, groups, held):
     link = groups.link
     at = find_entry(groups.rows, slot, np.int64(link[slot, CODE_OF]), groups)
-    worst = np.int64(groups.entry[at, 0])
-    size = held[worst]["size"] - 1
-    if slot != worst:
-        prior, after = link[slot, _PRIOR], link[slot, _NEXT]
-        if link[prior, _CHILD] == slot:
-            link[prior, _CHILD] = after
-        else:
-            link[prior, _NEXT] = after
-        if after != END:
-            link[after, _PRIOR] = prior
-    rest = _meld_children(slot, link, held)
-    if slot == worst:
-        worst = rest
-    elif rest != END:
-        worst = _meld(worst, rest, link, held)
-    if worst == END:
+    first = np.int64(groups.entry[at, 0])
+    size = np.int64(held[first]["size"])
+    prior, after = np.int64(link[slot, _PRIOR]), np.int64(link[slot, _NEXT])
+    if slot != first and link[prior, _CHILD] == slot:
+        link[prior, _CHILD] = after
+    elif slot != first:
+        link[prior, _NEXT] = after
+    if after != END:
+        link[after, _PRIOR] = prior
+    if size > 0:
+        rest = _meld_all(link[slot, _CHILD], link, held)
+        if slot == first:
+            first = rest
+        elif rest != END:
+            first = _meld(first, rest, link, held)
+        size -= 1
+    else:
+        if slot == first:
+            first = after
+        size += 1
+    if first == END:
         free_entry(at, groups)
     else:
-        groups.entry[at, 0], held[worst]["size"] = worst, size
+        groups.entry[at, 0], held[first]["size"] = first, size
 
 
 # The exchange.
@@ -510,9 +536,10 @@ def _let_in(start, own, code, group_code, slot, free, slots, objects, groups, of
         age = offer.offered + i if offer.is_newest else -offer.offered - i
         at, out, reason = own[i], np.int64(NO_SLOT), WORST
         if is_grouped:
-            first = np.int64(groups.entry[find_entry(offer.groups, i, group_code[i], groups), 0])
-            if first != END and held[first]["size"] >= offer.per_group:
-                out, reason = first, GROUP_FULL
+            entry = find_entry(offer.groups, i, group_code[i], groups)
+            out = _worst_of_full(entry, groups, held, offer.per_group)
+            if out != NO_SLOT:
+                reason = GROUP_FULL
         if out < 0 and at < 0 and state[N_FREE] == 0 and state[LENGTH] == len(held):
             out = _first_known(slots)
             if out == NO_SLOT:
