@@ -221,18 +221,23 @@ def duration(microseconds: float) -> str:
     return f"{float(f'{microseconds:.2g}'):g} {unit}"
 
 
+LEARNED = {"total_variation": "total variation", "top_100_score": "best 100, mean score"}
+"""What a table of learning has beside modes: the first of them that was measured."""
+
+
 def _learning_table(report: Mapping[str, Any] | None) -> str:
-    """Return modes and total variation of each arm after some reward calls."""
+    """Return modes and a second figure of each arm after some reward calls."""
     if report is None:
         return ""
+    second = next(key for key in LEARNED if key in report["results"][0])
     of: dict[tuple[int, str], list[Mapping[str, Any]]] = {}
     for each in report["results"]:
         of.setdefault((each["reward_calls"], each["arm"]), []).append(each)
-    lines = ["| reward calls | | modes found | total variation | seeds |", "| --- " * 5 + "|"]
+    lines = [f"| reward calls | | modes found | {LEARNED[second]} | seeds |", "| --- " * 5 + "|"]
     for (calls, arm), runs in of.items():
         modes = spread([run["modes_found"] for run in runs])
-        distance = spread([run["total_variation"] for run in runs], 4)
-        lines.append(f"| {calls:,} | {arm} | {modes} | {distance} | {len(runs)} |")
+        other = spread([run[second] for run in runs], 4)
+        lines.append(f"| {calls:,} | {arm} | {modes} | {other} | {len(runs)} |")
     return "\n".join([*lines, "", age(report.get("measured"))])
 
 
