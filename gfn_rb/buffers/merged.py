@@ -15,9 +15,10 @@ from torchrl.envs.transforms import Transform
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind, require_optional
+from gfn_rb.buffers.draws_ahead import DrawsAhead
 from gfn_rb.buffers.merged_sampler import MergedSampler, Shares
 from gfn_rb.buffers.readable import Readable
-from gfn_rb.buffers.replay_buffer import DrawsAhead, GFNReplayBuffer, require_unlimited
+from gfn_rb.buffers.replay_buffer import GFNReplayBuffer, require_unlimited
 from gfn_rb.buffers.statistics import total
 from gfn_rb.buffers.summary import locked
 from gfn_rb.containers.convert import merged_rows

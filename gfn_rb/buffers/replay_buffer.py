@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
-from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from gfn_rb import torchrl_compat as compat
 from gfn_rb.arguments import as_count, require_kind
 from gfn_rb.buffers.rate_limiter import RateLimiter
 from gfn_rb.buffers.readable import Readable
-from gfn_rb.buffers.statistics import DRAWN, OFFERED, ReplayStatistics, total
+from gfn_rb.buffers.statistics import DRAWN, ReplayStatistics, total
+from gfn_rb.buffers.tracking import TrackedWrites, version_of
 from gfn_rb.buffers.transforms import RowTransform
 from gfn_rb.containers.rows import row_of, rows_of
 from gfn_rb.errors import (
     ArgumentError,
-    CheckpointMismatchError,
     EmptyBufferError,
     GfnRbError,
     KeyMismatchError,
-    ShapeError,
 )
 from gfn_rb.keys import INDEX, N_USES, POLICY_VERSION
-from gfn_rb.shapes import Int64
 from gfn_rb.storages.column import KeyColumn
 from gfn_rb.storages.forks import warn_of_old_rows
-from gfn_rb.storages.tensors import RowTensorStorage, is_laid_out, storage_device
+from gfn_rb.storages.tensors import RowTensorStorage, storage_device
 from gfn_rb.writers.cells import Cells
 from gfn_rb.writers.rows import as_slots
 
@@ -49,201 +42,7 @@ _REMOVE = "remove"  # the method of writers that can
 _ROWS = 1000  # of the storage, unless one is given
 
 
-class DrawsAhead(ReplayBuffer):
-    """A replay buffer whose prefetched batches are always draws from its present content.
-
-    Classes that draw rows inherit from it after the TorchRL class that it amends.
-    """
-
-    @overload
-    def sample(
-        self, batch_size: int | None = None, return_info: Literal[False] = False, **waiting: Any
-    ) -> TensorDictBase: ...
-
-    @overload
-    def sample(
-        self, batch_size: int | None = None, *, return_info: Literal[True], **waiting: Any
-    ) -> tuple[TensorDictBase, dict[str, Any]]: ...
-
-    def sample(
-        self, batch_size: int | None = None, return_info: bool = False, **waiting: Any
-    ) -> Any:
-        """Draw a batch. A batch of another size than the buffer's is never drawn ahead.
-
-        Args:
-            batch_size: number of rows. Default: the batch size of the buffer.
-            return_info: whether to return what the sampler says of the draw, too.
-            **waiting: ``wait``, ``timeout`` in seconds and ``cancel_event`` of TorchRL after
-                0.14.1, which wait until enough rows are stored.
-        """
-        if not self._prefetch or batch_size in (None, self._batch_size):
-            return super().sample(batch_size, return_info, **waiting)
-        rows, info = compat.drawn_now(self, batch_size, **waiting)
-        return (rows, info) if return_info else rows
-
-    def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Replace the sampler, and return the former one."""
-        former = super().set_sampler(sampler)
-        compat.clear_prefetched(self)
-        return former
-
-    def empty(self, empty_write_count: bool = True) -> None:
-        """Remove all rows.
-
-        Args:
-            empty_write_count: whether to reset the counts of rows too.
-        """
-        from gfn_rb.buffers.state import replacing  # which few programs need
-
-        with replacing(self, overwrites=False):
-            super().empty(empty_write_count)
-            if empty_write_count and isinstance(self, GFNReplayBuffer):
-                self.statistics.empty()
-        compat.clear_prefetched(self)  # after the locks, for which a batch being drawn waits
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned. After an error the buffer is unchanged.
-
-        Raises:
-            CheckpointMismatchError: it was of a buffer of other rows, parts or capacity.
-        """
-        with _restoring(self):
-            super().load_state_dict(state_dict)
-
-    def loads(self, path: Any) -> None:
-        """Load what ``dumps`` saved in a folder; see :meth:`load_state_dict`."""
-        with _restoring(self):
-            super().loads(path)
-
-
-class _TrackedWrites(DrawsAhead):
-    """Counts rows as they are about to be written, after all transforms.
-
-    ``TensorDictReplayBuffer`` hands rows on to the class that follows it in the order of
-    inheritance.
-    """
-
-    # That is the one place where rows have passed the transforms and are not written yet. A method
-    # of :class:`GFNReplayBuffer` itself would come before the transforms::
-    #
-    #     GFNReplayBuffer -> TensorDictReplayBuffer: transforms -> _TrackedWrites -> ReplayBuffer
-
-    statistics: ReplayStatistics
-    counts_rows: bool
-    rate_limiter: RateLimiter | None
-    max_age: int | None
-    use_limit: UseLimit | None
-
-    def _extend(self, data: TensorDictBase, **options: Any) -> Tensor:
-        write = partial(super()._extend, **options)
-        return self._offer(data, write) if self.counts_rows else write(data)
-
-    def _add(self, data: TensorDictBase) -> int | Tensor:
-        write = super()._add
-        if not self.counts_rows:
-            return write(data)
-        is_stamped = self.use_limit is not None
-        one = data.unsqueeze(0)
-        index = self._offer(one, lambda rows: write(rows[0] if is_stamped else data))
-        return index if isinstance(index, int) else int(index[0])
-
-    @compat.outside_graph
-    def _offer(self, data: TensorDictBase, write: Callable[[TensorDictBase], Any]) -> Any:
-        if self.use_limit is not None:
-            data = self.use_limit.stamped(data)
-        with self._counted(OFFERED, data.batch_size.numel()) as may:
-            fresh = self._fresh(data) if may else torch.empty(0, dtype=torch.int64)
-            version = _version_of(data) if may else None
-            try:
-                if fresh is None:
-                    index = write(data)
-                else:
-                    self.statistics.n_old += may * (len(data) - len(fresh))
-                    index = torch.full((len(data),), -1, device=fresh.device)
-                    if may and fresh.shape[0]:
-                        index[fresh] = write(data[fresh]).to(fresh.device)
-            finally:
-                if self.max_age is not None:
-                    self.writer.leaving = None
-            if version is not None:
-                with compat.replay_lock(self), compat.write_lock(self):
-                    self.statistics.note_version(version)
-            return index
-
-    @contextmanager
-    def _counted(self, side: int, n: int) -> Iterator[bool]:
-        """Count n rows when the rate limiter lets them pass, and not if the block fails.
-
-        A write that an exception interrupted may have been completed, and then counts.
-
-        Yields False where rows are offered too early and the limiter skips instead of waiting.
-        """
-        limiter, begin, written = self.rate_limiter, time.monotonic(), self.write_count
-        if not (may := self._count(side, n)) and limiter is not None:
-            try:
-                may = limiter.wait(lambda: self._count(side, n), self.statistics.rows, side, n)
-            finally:
-                self.statistics.seconds_waited[side] += time.monotonic() - begin
-        try:
-            yield may
-        except BaseException:
-            with compat.replay_lock(self), compat.write_lock(self):
-                if side == DRAWN or self.write_count == written:
-                    self.statistics.rows[side] -= n
-            raise
-
-    def _count(self, side: int, n: int) -> bool:
-        """Count rows if the rate limiter allows for them."""
-        limiter = self.rate_limiter
-        with compat.replay_lock(self), compat.write_lock(self):
-            rows = self.statistics.rows
-            if limiter is not None and n:
-                may = limiter.may_insert if side == OFFERED else limiter.may_sample
-                if not may(*rows.tolist()):
-                    return False
-            rows[side] += n
-            return True
-
-    def _fresh(self, data: Any) -> Int64[Tensor, "m"] | None:
-        """Return which rows are not too old, None for all of them.
-
-        Stored rows that become too old by them leave in the call that writes the batch.
-        """
-        if self.max_age is None:
-            return None
-        version = _version_of(data)
-        if version is None:
-            raise KeyMismatchError(
-                f"rows must have {POLICY_VERSION!r} for max_age={self.max_age}, got "
-                f"{sorted(map(str, data.keys(True, True)))}"
-            )
-        if version.numel() != len(data):
-            raise ShapeError(
-                f"{POLICY_VERSION} must be one integer per row, got shape {list(version.shape)}"
-            )
-        newest = int(self.statistics.newest)
-        if version.numel() and (came := int(version.max())) > newest:
-            newest = came
-            self.writer.leaving = partial(self._too_old, came)
-        is_fresh = version.reshape(-1) >= newest - self.max_age
-        return None if bool(is_fresh.all()) else is_fresh.nonzero()[:, 0]
-
-    def _too_old(self, version: int | Tensor) -> Int64[Tensor, "m"]:
-        """Return the slots of stored rows that are too old beside a version."""
-        if self.max_age is None or not is_laid_out(self.storage) or not len(self.storage):
-            return torch.empty(0, dtype=torch.int64)
-        oldest = max(int(version), int(self.statistics.newest)) - self.max_age
-        return (self._versions.values(self.storage) < oldest).nonzero()[:, 0]
-
-    def _advance(self, version: int | Tensor) -> None:
-        """Take up versions, and remove the rows that have become too old by them."""
-        with compat.replay_lock(self), compat.write_lock(self):
-            if len(too_old := self._too_old(version)):
-                self.writer.remove(too_old)
-            self.statistics.note_version(version)
-
-
-class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
+class GFNReplayBuffer(Readable, TensorDictReplayBuffer, TrackedWrites):
     """The ``TensorDictReplayBuffer`` that presets return.
 
     ``extend`` also accepts a container and a dict of tensors, :meth:`best` returns rows of highest
@@ -459,7 +258,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     def _sample_counted(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         with self._counted(DRAWN, batch_size):
             rows, info = self._sampled(batch_size)
-        if (version := _version_of(rows)) is not None:
+        if (version := version_of(rows)) is not None:
             with compat.replay_lock(self), compat.write_lock(self):
                 self.statistics.count_ages(version)
         return rows, info
@@ -467,7 +266,7 @@ class GFNReplayBuffer(Readable, TensorDictReplayBuffer, _TrackedWrites):
     def count_drawn(self, rows: Any) -> None:
         """Count rows that another method than :meth:`sample` drew; the caller holds the locks."""
         self.statistics.rows[DRAWN] += len(rows)
-        if (version := _version_of(rows)) is not None:
+        if (version := version_of(rows)) is not None:
             self.statistics.count_ages(version)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
@@ -596,32 +395,3 @@ def _use_limit(max_uses: int, options: dict[str, Any]) -> UseLimit:
     from gfn_rb.buffers.use_limit import UseLimit  # which few programs need
 
     return UseLimit(max_uses)
-
-
-@contextmanager
-def _restoring(rb: ReplayBuffer) -> Iterator[None]:
-    """Restore a buffer in whole or not at all, and say of PyTorch's errors that it is another."""
-    from gfn_rb.buffers.state import replacing  # which few programs need
-
-    try:
-        with replacing(rb):
-            yield
-    except GfnRbError:
-        raise
-    except RuntimeError as error:
-        capacity = getattr(rb.storage, "max_size", None)
-        raise CheckpointMismatchError(
-            f"the buffer of capacity {capacity} cannot hold what was saved: {error}"
-        ) from error
-
-
-def _version_of(rows: Any) -> Tensor | None:
-    """Return the policy versions of rows, None if they have none."""
-    version = rows.get(POLICY_VERSION, None) if isinstance(rows, TensorDictBase) else None
-    if version is None or (isinstance(version, Tensor) and not version.is_floating_point()):
-        return version
-    what = f"numbers of {version.dtype}" if isinstance(version, Tensor) else "text"
-    raise ArgumentError(
-        f"{POLICY_VERSION} must be integers that count updates of the policy, got {what}: "
-        "TorchRL's PolicyVersion('int') counts"
-    )
