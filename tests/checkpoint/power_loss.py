@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from checkpoint.journals import items, state_of
 from checkpoint.lossy_disk import Disk, Event, events_of, write_files
-from checkpoint.test_journal import items, state_of
 from factories import journaled, seeded
 from tensordict import TensorDict
 from xxhash import xxh3_64_hexdigest

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from checkpoint.test_journal import CAPACITY, assert_comes_back, items
+from checkpoint.journals import CAPACITY, assert_comes_back, items
 from factories import Fault, journaled, seeded
 
 import gfn_rb
