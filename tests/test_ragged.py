@@ -474,3 +474,12 @@ def test_a_mask_that_nothing_names_is_refused_before_padding_is_stored():
     assert len(rb) == 0
     rb.extend(tokenized().rename_key_("attention_mask", "input_ids_mask"))
     assert rb[0]["input_ids"].tolist() == [5, 6]
+
+
+def test_what_padding_held_behind_the_end_of_a_row_reads_as_zero():
+    mask = torch.arange(5) < torch.tensor([[1], [5], [3]])
+    tokens = torch.arange(1, 16).view(3, 5)  # padding too
+    storage = RaggedStorage(4, ragged={"tokens": LONGEST}, page_size=4)
+    storage.set(range(3), TensorDict({"tokens": tokens, "tokens_mask": mask}, [3]))
+    assert storage.get(torch.arange(3))["tokens"].equal(tokens * mask)
+    assert storage.get(torch.tensor([2, 0]))["tokens"].tolist() == [[11, 12, 13], [1, 0, 0]]

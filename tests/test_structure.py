@@ -7,6 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import Writer
+from torchrl.envs import Transform
 
 import gfn_rb
 from tools.private_names import adapted, adapter_files, private_uses, private_uses_in
@@ -202,3 +207,28 @@ def test_the_glossary_names_things_where_they_are() -> None:
         source = (Path(gfn_rb.__file__).parent / file).read_text()
         defined = rf"^ *(?:class |def )?{name}\b(?: *[:=(]|\()"
         assert re.search(defined, source, re.MULTILINE), f"{name} is not defined in {file}"
+
+
+MADE_BY = {
+    "GFNReplayBuffer": "fifo_buffer",
+    "BufferSummary": ".summary(",
+    "ReplayStatistics": ".stats()",
+    "ReplayBufferManager": "managed(",
+}
+
+
+def test_each_class_of_buffers_has_a_file_of_laws() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    table = text.partition("\n## Tests as a specification\n")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (`.*) \| (`.*) \|$", table, re.MULTILINE))
+    named = {name: laws for names, laws in rows.items() for name in re.findall(r"`(\w+)`", names)}
+    bases = (ReplayBuffer, Sampler, Storage, Transform, Writer)
+    classes = {value for name in gfn_rb.__all__ if isinstance(value := getattr(gfn_rb, name), type)}
+    kept = {each.__name__ for each in classes if issubclass(each, bases)}
+    assert len(kept) > 10
+    assert kept - {"ExperienceMemory"} <= named.keys()
+    for name, laws in named.items():
+        files = re.findall(r"`(\S+\.py)`", laws)
+        assert files
+        sources = [(Path(__file__).parent / file).read_text() for file in files]
+        assert any(MADE_BY.get(name, name) in source for source in sources), name

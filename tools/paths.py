@@ -8,6 +8,7 @@ each call of one path with its file.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import re
 import sys
@@ -61,6 +62,8 @@ def traced(work: Callable[[], object]) -> list[Call]:
             calls.append(Call(frame.f_code.co_name, file.removeprefix(f"{PACKAGE}/"), depth))
         depths.value = depth + 1 if event == "call" else max(depth - 1, 0)
 
+    gc.collect()  # or what was left before would be finalized meanwhile, by calls of its own
+    gc.disable()
     threading.setprofile(see)
     sys.setprofile(see)
     try:
@@ -68,6 +71,7 @@ def traced(work: Callable[[], object]) -> list[Call]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]  # None is documented
+        gc.enable()
     return calls
 
 

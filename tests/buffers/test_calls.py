@@ -1,14 +1,12 @@
 """How many calls of the package's functions a batch takes into a buffer, and a draw out of it."""
 
-import gc
-import sys
-
 import pytest
 import torch
 from tensordict import TensorDict
 
 from gfn_rb import reward_prioritized_buffer
 from gfn_rb.envs import HyperGrid
+from tools.paths import traced
 
 N, CAPACITY = 128, 1024
 
@@ -20,22 +18,8 @@ def rows(seed, log_reward):
 
 
 def calls_of(work):
-    """The number of calls, in this thread, of functions that are defined in the package."""
-    n = 0
-
-    def count(frame, event, _):
-        nonlocal n
-        n += event == "call" and "/gfn_rb/" in frame.f_code.co_filename
-
-    gc.collect()  # or what other tests left would be finalized meanwhile
-    gc.disable()
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return n
+    """The number of calls of functions that are defined in the package."""
+    return len(traced(work))
 
 
 @pytest.mark.parametrize(

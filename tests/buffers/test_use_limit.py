@@ -404,3 +404,15 @@ def test_kills_serve_no_row_again(tmp_path):
 @pytest.mark.slow
 def test_many_kills_serve_no_row_again(tmp_path):
     assert_nothing_is_served_again(tmp_path, KILLS, 2)
+
+
+def test_a_question_leaves_the_draws_as_they_are():
+    batches = []
+    for asks in (False, True):
+        sampler = GroupSampler("x", num_groups=2)
+        rb = gfn_rb.fifo_buffer(12, sampler=sampler, max_uses=2, generator=seeded())
+        rb.extend(rows(torch.zeros(12)).set("x", torch.arange(12) % 6))
+        for _ in range(3):
+            assert not asks or (rb.can_sample(4) and not rb.can_sample(40))
+            batches.append(rb.sample(4)["x"].tolist())
+    assert batches[:3] == batches[3:]

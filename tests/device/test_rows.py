@@ -5,8 +5,10 @@ from functools import partial
 import pytest
 import torch
 from factories import linear_policy
+from tensordict import TensorDict
 
 from gfn_rb import (
+    RaggedStorage,
     diverse_buffer,
     fifo_buffer,
     reward_prioritized_buffer,
@@ -74,3 +76,15 @@ def test_a_buffer_holds_what_it_holds_on_the_host(preset, side, device):
         assert content(here) == content(there)
         for each in (there.sample(5), there.sample(100)):
             assert each.device == there.storage.device
+
+
+def test_a_long_row_stays_whole_when_shorter_ones_follow(device):
+    """On a device the highest length so far decides how far rows are read."""
+    tokens = torch.arange(1, 19).view(2, 9)
+    for there in ("cpu", device):
+        storage = RaggedStorage(4, ragged={"tokens": 9}, page_size=2, device=there)
+        for slot, length in enumerate((9, 3)):
+            row = {"tokens": tokens[slot : slot + 1, :length].to(there)}
+            storage.set([slot], TensorDict(row, [1], device=there))
+        assert storage.get(torch.tensor([0]))["tokens"].cpu().equal(tokens[:1])
+        assert storage.get(torch.tensor([1, 0]))["tokens"].cpu()[0, :3].equal(tokens[1, :3])

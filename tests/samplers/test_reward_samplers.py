@@ -273,3 +273,11 @@ def test_impossible_draws_are_named(kind, log_reward, options, n, error, message
 def test_cuda_draws_without_waiting_for_the_device(kind):
     sampler, p = SAMPLERS[kind](replacement=True), law_of_rows(kind, LOG_REWARD)
     assert_cuda_draws_do_not_wait(sampler, LOG_REWARD, p)
+
+
+@pytest.mark.parametrize(("newest", "n"), [(1.9, 1), (2.0, 2), (2.9, 2), (9.5, 4)])
+def test_of_a_fraction_of_newest_rows_the_whole_ones_are_drawn(newest, n):
+    """As a scheduler that changes their number gives it."""
+    rb = buffer_of(RecencySampler("log_reward", newest=newest), [1.0, 2.0, 3.0, 4.0])
+    p = rb.sampler.log_probs(rb.storage).exp()
+    np.testing.assert_allclose(p, (torch.arange(4) >= 4 - n) / n)

@@ -248,3 +248,12 @@ def test_a_better_row_replaces_all_that_others_wrote_of_its_object(key, expected
     assert slot.tolist() == ([0, -1] if expected == [5] else [-1, -1])
     assert rb.extend(rows([3.0, 4.0, 5.0], [[7], [8], [9]], first=7)).min() >= 0
     assert len(rb) == min(len(expected) + 3, 4)
+
+
+@pytest.mark.parametrize("near", ["replace", "reject"])
+@pytest.mark.parametrize(("tie", "kept"), [("newest", 7), ("oldest", 5)])
+def test_of_equal_rows_of_one_batch_their_age_decides(tie, kept, near):
+    for cutoff_distance in (0.0, 0.5):
+        rb = buffer(4, tie=tie, near=near, cutoff_distance=cutoff_distance)
+        rb.extend(rows([1.0, 1.0, 1.0], [[3], [3], [3]], first=5))
+        assert serials(rb) == [kept]

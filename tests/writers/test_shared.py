@@ -20,6 +20,7 @@ from gfn_rb.storages import sharing
 from gfn_rb.storages.sharing import WriteLock
 from gfn_rb.torchrl_compat import write_lock
 from gfn_rb.writers import FIFOWriter, RewardPrioritizedWriter, fifo
+from gfn_rb.writers.exchange import RowExchange
 
 # Per writer; the whole check is of 200: GFN_RB_KILLS=200 pytest tests/writers/test_shared.py
 KILLS = int(os.environ.get("GFN_RB_KILLS", "12"))
@@ -103,6 +104,23 @@ def test_what_an_error_interrupts_is_finished(monkeypatch):
             assert_equal(rb.writer.state_dict(), expected.writer.state_dict())
             for each in (rb, expected):
                 each.extend(rows(9.0))
+
+
+def _no_memory(*_):
+    raise MemoryError
+
+
+def test_what_a_lasting_error_left_half_written_is_undone(monkeypatch):
+    rb = shared(LazyTensorStorage(4))
+    rb.extend(rows(1.0, 2.0, 3.0, 4.0))
+    before = rb[:].clone()
+    with monkeypatch.context() as patched:
+        patched.setattr(RowExchange, "write_ages", _no_memory)  # which follows the rows
+        with pytest.raises(MemoryError):
+            rb.extend(rows(7.0, 8.0))
+    assert_equal(rb[:], before)
+    rb.extend(rows(9.0))
+    assert sorted(rb[:]["log_reward"].tolist()) == [2.0, 3.0, 4.0, 9.0]
 
 
 def _interrupt(*_):
