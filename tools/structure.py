@@ -3,6 +3,7 @@
 Prints, of the checkout in ROOT (by default the one this script lies in), which may be an older one:
 
 - the lines and files of the package, and the files in its largest folder;
+- lines with comments, by folder, and private functions that are named at most once elsewhere;
 - circles of imports, between modules and between folders, those at any depth and under
   ``TYPE_CHECKING`` included;
 - private names of torch, tensordict and torchrl used outside the adapter, and those that one
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +33,7 @@ sys.path.insert(0, str(HERE))
 from tools.private_names import private_uses_in  # noqa: E402
 
 Graph = dict[str, set[str]]
+_BLANK = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -116,9 +120,9 @@ def _reachable(graph: Graph, start: str) -> set[str]:
 
 # Statements, and how many lines of the package an interpreter may execute for them.
 CLOSURES = {
-    "from gfn_rb import SoftmaxRewardSampler": 3_700,
-    "from gfn_rb import RewardPrioritizedWriter": 6_300,
-    "from gfn_rb import fifo_buffer": 11_000,
+    "from gfn_rb import SoftmaxRewardSampler": 3_900,
+    "from gfn_rb import RewardPrioritizedWriter": 6_600,
+    "from gfn_rb import fifo_buffer": 11_400,
     "import gfn_rb": 13_000,
 }
 # Each statement runs in a fork of one interpreter that has made the imports of others.
@@ -148,17 +152,53 @@ def closures(root: Path, statements: Iterable[str]) -> dict[str, list[Path]]:
     }
 
 
-def part_lines(root: Path) -> dict[str, tuple[int, int]]:
-    """Return the lines of library, application and tests, each with its budget."""
-    lines = {path: n_lines(path) for path in (root / "gfn_rb").rglob("*.py")}
-    application = sum(
-        n for path, n in lines.items() if root / "gfn_rb" / "training" in path.parents
+def part_lines(root: Path) -> dict[str, int]:
+    """Return the lines of library, application and tests."""
+    application = sum(map(n_lines, (root / "gfn_rb" / "training").rglob("*.py")))
+    library = sum(map(n_lines, (root / "gfn_rb").rglob("*.py"))) - application
+    tests = sum(map(n_lines, (root / "tests").rglob("*.py")))
+    return {"library": library, "application": application, "tests": tests}
+
+
+def comment_share(paths: Iterable[Path]) -> float:
+    """Return how many lines with comments there are for 100 lines of code, without docstrings."""
+    n_comments = n_code = 0
+    for path in paths:
+        text = path.read_text()
+        docs = {
+            line
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        comments, code = set[int](), set[int]()
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                comments.add(token.start[0])
+            elif token.type not in _BLANK:
+                code |= {*range(token.start[0], token.end[0] + 1)}
+        n_comments += len(comments)
+        n_code += len(code - docs)
+    return 100 * n_comments / max(n_code, 1)
+
+
+def named_once(package: Path) -> list[str]:
+    """Return the private functions that are named at most once beside their definition.
+
+    Decorated ones are left out, since numba compiles functions, and so are names that several
+    classes define, since a base class may call them all at one place.
+    """
+    trees = [ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    uses = Counter(getattr(node, "id", getattr(node, "attr", None)) for node in nodes)
+    functions = [
+        node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    defined = Counter(each.name for each in functions)
+    plain = [each.name for each in functions if not each.decorator_list and each.name[0] == "_"]
+    return sorted(
+        name for name in plain if name[1] != "_" and defined[name] == 1 and uses[name] <= 1
     )
-    return {
-        "library": (sum(lines.values()) - application, 22_500),
-        "application": (application, 9_000),
-        "tests": (sum(map(n_lines, (root / "tests").rglob("*.py"))), 31_000),
-    }
 
 
 def report(root: Path) -> None:
@@ -168,11 +208,15 @@ def report(root: Path) -> None:
     folders = Counter(path.parent.relative_to(root) for path in files)
     folder, largest = folders.most_common(1)[0]
     print(f"lines: {sum(map(n_lines, files))}")
-    for part, (n, budget) in part_lines(root).items():
-        print(f"lines of {part}: {n} of {budget}")
+    for part, n in part_lines(root).items():
+        print(f"lines of {part}: {n}")
     for statement, executed in closures(root, CLOSURES).items():
         n = sum(map(n_lines, executed))
         print(f"lines executed by '{statement}': {n} of {CLOSURES[statement]}")
+    for each in sorted(path for path in package.iterdir() if [*path.glob("*.py")]):
+        share = comment_share(each.rglob("*.py"))
+        print(f"lines with comments per 100 lines of code in {each.name}: {share:.1f}")
+    print(f"private functions named at most once elsewhere: {len(named_once(package))}")
     print(f"files: {len(files)}")
     print(f"files in the largest folder: {largest} ({folder})")
     _list("circles of modules", [" <-> ".join(circle) for circle in circles(graph)])

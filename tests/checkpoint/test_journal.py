@@ -202,6 +202,18 @@ def test_a_sync_brings_to_disk_what_the_system_has(path):
     assert rb.journal._database.is_synced
 
 
+@pytest.mark.parametrize("sync", ["never", "interval"])
+def test_a_machine_that_stops_may_lose_what_was_not_synced_and_no_more(sync, path, monkeypatch):
+    monkeypatch.setattr(journal, "_INTERVAL", 100.0 if sync == "interval" else 0.0)
+    rb = MAKES["best"](journal=path, sync=sync)
+    rb.extend(items(5, 1))
+    rb.journal.sync()
+    left, state = copied(path), state_of(rb)
+    rb.extend(items(5, 2))
+    shutil.copy(f"{path}-mark", f"{left}-mark")  # the only file that reached the disk
+    assert_equal(state_of(MAKES["best"](journal=left)), state)
+
+
 def test_a_file_does_not_grow_with_calls(path):
     rb = MAKES["best"](journal=path, sync="never")
     for seed in range(300):
