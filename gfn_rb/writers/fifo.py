@@ -31,6 +31,7 @@ from gfn_rb.storages.sharing import (
     one_thread,
     record_slots,
     require_access,
+    settle,
     share_writes,
     whole_write,
     write_whole,
@@ -304,8 +305,15 @@ class FIFOWriter(KeepsArguments, TensorDictRoundRobinWriter):
         if stored < self._storage.max_size and self._cursor != stored:
             self._cursor = stored
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the next slot and the number of rows written, with an interrupted write done."""
+        if self._storage is not None:
+            settle(self._storage)
+        state: dict[str, Any] = super().state_dict()
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what ``state_dict`` returned.
+        """Restore what :meth:`state_dict` returned.
 
         Raises:
             CheckpointMismatchError: the state is of another kind of writer or of a larger storage.

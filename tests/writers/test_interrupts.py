@@ -223,3 +223,17 @@ def test_a_child_that_is_forked_during_a_write_does_not_wait():
     is_over.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_state_counts_the_rows_of_a_write_that_interrupts_left_to_do(monkeypatch):
+    rb, expected = (made("fifo", "tensor", 4) for _ in range(2))
+    expected.extend(rows(9))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gfn_rb.writers.fifo.finish_write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rb.extend(rows(9))
+    assert content(rb) == content(expected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -104,11 +105,24 @@ def storages_of_presets(monkeypatch):
         monkeypatch.setitem(test_interrupts.STORAGES, name, storage)
 
 
-# Python drops an interrupt of the callback that a dictionary of weak references is told by; such
-# a dictionary then keeps an entry that no key finds.
-@pytest.mark.filterwarnings(
-    "ignore:(?s)Exception ignored in.*in _strike:pytest.PytestUnraisableExceptionWarning"
-)
+@pytest.fixture(autouse=True)
+def unraisable(monkeypatch):
+    """Errors that nobody could catch, but for interrupts, without pytest's own hook.
+
+    Python drops an interrupt of the callback that a dictionary of weak references is told by; such
+    a dictionary then keeps an entry that no key finds. The next interrupt may strike in the hook.
+    """
+    found = []
+
+    def note(error):
+        if error.exc_type is not KeyboardInterrupt:
+            found.append(error.exc_value)
+
+    monkeypatch.setattr(sys, "unraisablehook", note)
+    yield
+    assert not found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(("writer", "storage"), KINDS)
