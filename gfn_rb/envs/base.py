@@ -203,6 +203,14 @@ class GFNEnv(TorchRLInterface):
             state[:, step + 1] = self.forward_step(state[:, step], taken)
         return state
 
+    def only_moves(self, state: StateBatch) -> Shaped[Tensor, "n T *action"] | None:
+        """Return the moves to each terminating state, [n, T, *A], if no others lead there.
+
+        An environment overrides this if its graph is a tree whose terminating states all have
+        equally many moves. Backward policies then have nothing to choose. Default: None.
+        """
+        return None
+
     def backward_step(self, state: StateBatch, action: ActionBatch) -> StateBatch:
         """Undo one move per row; rows with the dummy action (padding) become the sink.
 

@@ -67,6 +67,19 @@ class GFNEnvConformance(QuickLaws):
         check_same("states_of actions", env.states_of(action, length), state[:, :-3])
         check_same("states_of no rows", env.states_of(longer[:0], length[:0]), state[:0])
 
+    def test_only_moves_are_the_only_ones(self) -> None:
+        """``only_moves``, if any, lead to their states, and each can be undone in one way alone."""
+        env, state = self.env, self.terminating
+        if (moves := env.only_moves(state)) is None:
+            return
+        n, n_moves = moves.shape[:2]
+        action = torch.cat([moves, env.exits(n)[:, None]], 1)
+        made = env.states_of(action, torch.full((n,), n_moves + 1))
+        check_same("states_of only_moves", made[:, -2], state, state)
+        between = made[:, 1:-1].flatten(0, 1)
+        ways = env.backward_mask(between).sum(1)
+        check_same("the number of ways back", ways, torch.ones_like(ways), between)
+
     def test_results_stay_on_the_input_device(self) -> None:
         """No function makes a tensor on the default device, whose tensors cannot be mixed in."""
         env, terminating = self.env, self.terminating

@@ -257,6 +257,11 @@ class SequenceEnv(GFNEnv):
         """Write each letter at its place, see :class:`Append`."""
         return self.order.states_of(action, length)
 
+    def only_moves(self, state: StateBatch) -> Int64[Tensor, "n T"] | None:
+        """Return the letters where each move writes one at the right end. See the base class."""
+        is_tree = type(self.order) is Append and type(self).undo is SequenceEnv.undo
+        return state if is_tree else None
+
     @takes_arrays
     def encode(self, state: EitherBatch) -> Float[Any, "n encoded"]:
         """Return the code of the letter in each place; zeros where it is empty."""

@@ -250,6 +250,21 @@ class Walk:
         steps.finish(state, active, env.max_length)
         return steps
 
+    def _lead_back(
+        self, moves: Shaped[Tensor, "n T *action"]
+    ) -> tuple[Shaped[Tensor, "n T2 *state"], Shaped[Tensor, "n T1 *action"], Int64[Tensor, "n"]]:
+        """Return states, actions and lengths of the only walks back from terminating states.
+
+        They are those of :meth:`roll`, without a step for each column: every probability is 1. As
+        many random numbers are drawn, so that what is drawn next does not depend on the way here.
+        """
+        n, n_moves = moves.shape[:2]
+        for _ in zip(range(n_moves + 1), self._uniforms(n), strict=False):
+            pass
+        length = torch.full((n,), n_moves + 1)
+        action = torch.cat([moves, self.env.exits(n)[:, None]], 1)
+        return self.env.states_of(action, length).flip(1), action.flip(1), length
+
     def trajectories(
         self,
         start: StateBatch,
@@ -257,23 +272,29 @@ class Walk:
         log_reward: Float[Tensor, "n"] | None,
     ) -> Trajectories:
         """Roll out, pad the rows to trajectories, and ask for their rewards."""
-        env, is_backward = self.env, self.policy.is_backward
+        env, is_backward, row = self.env, self.policy.is_backward, torch.arange(len(start))
         on_cpu = start.is_cpu and start.dtype != torch.bfloat16  # which NumPy does not have
-        steps = (self.roll if on_cpu else self.roll_together)(start, condition)
-        length, row = steps.length(), torch.arange(steps.n, device=steps.device)
-        state = steps.spread(steps.state, env.sink_state, extra=1)
-        padding = torch.full(
-            env.action_shape, env.dummy_action, dtype=env.action_dtype, device=steps.device
-        )
-        action = steps.spread(steps.action, padding)
-        if is_backward:
-            state[row, length] = env.source_state
-            action[:, 0] = env.exits(steps.n)
-        log_prob = estimator_output = None
-        if self.save_logprobs:
-            log_prob = steps.over_zeros(steps.log_prob)
-        if self.save_estimator_outputs:
-            estimator_output = steps.over_zeros(steps.logits, env.n_actions - is_backward)
+        keeps = self.save_logprobs or self.save_estimator_outputs
+        log_prob = estimator_output = moves = None
+        if is_backward and on_cpu and not keeps:
+            moves = env.only_moves(start)
+        if moves is not None and len(start):
+            state, action, length = self._lead_back(moves)
+        else:
+            steps = (self.roll if on_cpu else self.roll_together)(start, condition)
+            length, row = steps.length(), row.to(steps.device)
+            state = steps.spread(steps.state, env.sink_state, extra=1)
+            padding = torch.full(
+                env.action_shape, env.dummy_action, dtype=env.action_dtype, device=steps.device
+            )
+            action = steps.spread(steps.action, padding)
+            if is_backward:
+                state[row, length] = env.source_state
+                action[:, 0] = env.exits(steps.n)
+            if self.save_logprobs:
+                log_prob = steps.over_zeros(steps.log_prob)
+            if self.save_estimator_outputs:
+                estimator_output = steps.over_zeros(steps.logits, env.n_actions - is_backward)
         if log_reward is None:
             x = start if is_backward else state[row, length - 1]
             with torch.no_grad():

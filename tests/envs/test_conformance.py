@@ -96,6 +96,10 @@ BROKEN = {
     "states_are_made_again_from_actions": broken(
         states_of=lambda self, a, n: Grid.states_of(self, a, torch.full_like(n, a.shape[1] + 1))
     ),
+    "only_moves_are_the_only_ones": broken(CountOnes, only_moves=lambda self, x: 1 - x),
+    "only_moves_are_the_only_ones-ways": masked(
+        lambda x: torch.ones(len(x), 2, dtype=torch.bool), CountOnes
+    ),
     "walks_end_within_max_length-range": with_attribute("state_range", (0, 3)),
     "functions_are_pure-input": broken(
         move=lambda self, x, move: x.add_(one_hot(move, self.n_dims))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from factories import policy_of, seeded
+from factories import CountOnes, policy_of, seeded
 
 from gfn_rb.envs import HyperGrid
 from gfn_rb.errors import ArgumentError
@@ -28,6 +28,34 @@ def test_finished_rows_cost_nothing(is_backward):
     draws = steps.length() - int(is_backward)
     assert draws.min() < draws.max()
     assert asked == [int((draws > t).sum()) for t in range(int(draws.max()))]
+
+
+@pytest.mark.parametrize("length", [3, 31, 40])  # random numbers are drawn for 32 steps at once
+def test_the_only_way_back_equals_the_walk_of_a_policy(monkeypatch, length):
+    env, found, asked = CountOnes(2, length), [], []
+    states = torch.randint(2, (5, length), generator=seeded(1))
+    for is_known in (True, False):
+        if not is_known:
+            monkeypatch.setattr(CountOnes, "only_moves", lambda self, state: None)
+        policy = policy_of(lambda state: asked.append(1) or torch.zeros(len(state), 2), True)
+        generator = seeded()
+        rows = Sampler(policy).sample_trajectories(env, states=states, generator=generator)
+        found.append((dict(rows.to_tensordict().items()), generator.get_state()))
+        assert bool(asked) != is_known
+    (known, after), (walked, after_walk) = found
+    assert known.keys() == walked.keys()
+    assert all(known[key].equal(walked[key]) for key in known)
+    assert all(known[key].dtype == walked[key].dtype for key in known)
+    assert after.equal(after_walk)
+
+
+def test_a_policy_is_asked_where_its_outputs_are_saved():
+    env = CountOnes(2, 3)
+    policy = policy_of(lambda state: torch.zeros(len(state), 2), True)
+    options = {"save_logprobs": True, "save_estimator_outputs": True}
+    rows = Sampler(policy).sample_trajectories(env, states=torch.zeros(2, 3).long(), **options)
+    assert rows.log_prob.shape == (2, 4)
+    assert rows.estimator_output.shape == (2, 4, 2)
 
 
 def never_exit(state):
