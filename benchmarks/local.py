@@ -134,12 +134,16 @@ def extend(scale: Scale) -> list[Result]:
                 pair = tuple(_extending(rb, n // 2, n, known) for rb in (ours, peer))
                 results.append(_compare("extend, " + name, capacity, n, pair, scale, bounds))
         ours, newest = _full(capacity, RewardPrioritizedWriter()), _full(capacity, FIFOWriter())
+        nothing = _full(capacity)
+        nothing.set_writer(work.WritesNothing())
         for n in batches:
             pair = _extending(ours, 0, n), _extending(peer, 0, n)
             label = "extend, all rejected"
             results.append(_compare(label, capacity, n, pair, scale, (0.4, 0.4, 0.4)))
             pair = _extending(newest, n // 2, n), _extending(peer, n // 2, n)
             results.append(_compare("extend, newest", capacity, n, pair, scale, (1.0, 1.0, 1.0)))
+            pair = _extending(nothing, n // 2, n), _extending(peer, n // 2, n)
+            results.append(_compare("extend, a writer that does nothing", capacity, n, pair, scale))
         results += _groups(scale, capacity, batches)
     return results
 
@@ -175,6 +179,11 @@ def sample(scale: Scale) -> list[Result]:
                     )
                     label = f"sample, {name}, {when}"
                     results.append(_compare(label, capacity, n, pair, scale, (bound,) * 3))
+        first = _full(capacity, FIFOWriter(), work.DrawsTheFirst())
+        for n in batches:
+            pair = _drawing(first, n=n), _drawing(peer, n=n)
+            label = "sample, a sampler that draws the first rows, at rest"
+            results.append(_compare(label, capacity, n, pair, scale))
         for replacement in ("auto", True):
             sampler = SoftmaxRewardSampler(replacement=replacement)
             ours = _full(capacity, RewardPrioritizedWriter(), sampler, PEAKED)

@@ -23,6 +23,8 @@ from torchrl.data import (
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.writers import Writer
 
 from gfn_rb.storages.tensors import RowTensorStorage
 from gfn_rb.writers import RewardPrioritizedWriter
@@ -230,3 +232,42 @@ def bytes_beyond_storage(rb: TensorDictReplayBuffer) -> int:
         if memory.data_ptr() not in stored:
             held[memory.data_ptr()] = memory.nbytes()
     return sum(held.values())
+
+
+class _Stateless:
+    """What a part of a buffer has to have beside its one task."""
+
+    def _empty(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+    def dumps(self, path: Any) -> None:
+        pass
+
+    def loads(self, path: Any) -> None:
+        pass
+
+
+class WritesNothing(_Stateless, Writer):
+    """A writer that returns slots and writes nothing: what is left is TorchRL's buffer."""
+
+    def extend(self, data: TensorDict) -> Tensor:
+        """Return the first slots."""
+        return torch.arange(len(data))
+
+    def add(self, data: TensorDict) -> int:
+        """Return the first slot."""
+        return 0
+
+
+class DrawsTheFirst(_Stateless, Sampler):
+    """A sampler that draws the first rows: what is left is TorchRL's buffer and the gather."""
+
+    def sample(self, storage: Any, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Return the first slots."""
+        return torch.arange(batch_size), {}
