@@ -3,9 +3,11 @@
 from gfn_rb.codec.frames import Frame, decode_frame, encode_frame
 from gfn_rb.gone import without_gone
 from gfn_rb.remote.baseline import Baseline, BaselineFilter
+from gfn_rb.remote.exchange import ManagerExchange
 from gfn_rb.remote.manager import ReplayBufferManager
 from gfn_rb.remote.messages import Reply, SenderStatistics, WorkerStatistics
 from gfn_rb.remote.metrics import Metric, MetricsServer
+from gfn_rb.remote.ranks import RankRoles
 from gfn_rb.remote.subscription import Subscription
 from gfn_rb.remote.worker import ManagerQueries, ReplayBufferWorker
 
@@ -13,9 +15,11 @@ __all__ = [
     "Baseline",
     "BaselineFilter",
     "Frame",
+    "ManagerExchange",
     "ManagerQueries",
     "Metric",
     "MetricsServer",
+    "RankRoles",
     "ReplayBufferManager",
     "ReplayBufferWorker",
     "Reply",

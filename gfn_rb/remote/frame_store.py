@@ -60,6 +60,8 @@ class FrameStore:
         index: index of the buffer; None without a buffer.
         drops_duplicates: whether rows are dropped whose object is held.
         below: log-reward that a frame must not reach; None for no limit.
+        peers: ranks of other managers. What one of them sends counts as sent by all of them, so
+            that it is not sent on.
     """
 
     def __init__(
@@ -68,8 +70,9 @@ class FrameStore:
         index: ObjectIndex | None,
         drops_duplicates: bool,
         below: float | None,
+        peers: Sequence[int] = (),
     ) -> None:
-        self._buffer, self._index = buffer, index
+        self._buffer, self._index, self._peers = buffer, index, peers
         self._drops, self._below = drops_duplicates, below
         self._layouts: set[Layout] = set()  # that the buffer took
 
@@ -156,7 +159,7 @@ class FrameStore:
             number, first = index.look_up(objects)
             is_known = number >= 0
             new = (~is_known & (first == new)).nonzero()[0]
-            index.sent.add(number[is_known], _of(sender, is_known))
+            self._mark_sent(number[is_known], _of(sender, is_known))
         if n_new := len(new):
             # A buffer writes the slots into the rows that it is given.
             chosen = shallow_copy(rows) if n_new == n else select_rows(rows, torch.from_numpy(new))
@@ -168,10 +171,18 @@ class FrameStore:
                 if first is not None:  # rows that repeat another one are where it is
                     slot = slot[first]
                 is_in = slot >= 0
-                index.sent.add(index.number[slot[is_in]], _of(sender, is_in))
+                self._mark_sent(index.number[slot[is_in]], _of(sender, is_in))
             except Exception as error:  # rows that are stored are not refused
                 log.warning("rows were stored, and cannot be fed yet: %s", one_line(error)[:500])
         return outcome
+
+    def _mark_sent(
+        self, number: Int64[np.ndarray, "m"], sender: int | Int64[np.ndarray, "m"]
+    ) -> None:
+        assert self._index is not None
+        is_of_peer = not isinstance(sender, np.ndarray) and sender in self._peers
+        for rank in self._peers if is_of_peer else (sender,):
+            self._index.sent.add(number, rank)
 
 
 def _of(

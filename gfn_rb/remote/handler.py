@@ -21,6 +21,7 @@ from gfn_rb.errors import (
 )
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
+from gfn_rb.remote.exchange import ManagerExchange, PeerFeeder
 from gfn_rb.remote.feeding import ObjectIndex, compile_loops
 from gfn_rb.remote.frame_store import FrameStore, StoredFrame
 from gfn_rb.remote.messages import (
@@ -34,6 +35,7 @@ from gfn_rb.remote.messages import (
     describe_error,
     is_number,
     pack,
+    remote_error,
 )
 from gfn_rb.remote.metrics import Metric
 from gfn_rb.remote.ranks import Membership, RankState
@@ -69,6 +71,7 @@ class MessageHandler:
         drops_duplicates: bool,
         below: float | None,
         managers: Sequence[int],
+        exchange: ManagerExchange | None = None,
     ) -> None:
         self.transport = channel.transport
         self.buffer = buffer
@@ -82,7 +85,13 @@ class MessageHandler:
         if buffer is not None:
             compile_loops()
         self._watch = Stopwatch(PHASES)
-        self._store = FrameStore(buffer, self._index, drops_duplicates, below)
+        self._exchange: PeerFeeder | None = None
+        if exchange is not None:
+            if self._index is None:
+                raise ArgumentError("buffer must be given for an exchange of rows, got None")
+            self._exchange = PeerFeeder(exchange, channel, self._index, workers)
+        self._peers = () if self._exchange is None else self._exchange.peers
+        self._store = FrameStore(buffer, self._index, drops_duplicates, below, self._peers)
         self._queue: list[ReceivedFrame] = []  # of rows, received and not stored yet
         self._n_waited, self._seconds_each = 0, 0.0  # messages of the last step, time of each
         self._logged: set[tuple[int, str]] = set()
@@ -91,6 +100,10 @@ class MessageHandler:
             Kind.ITEMS: self._items,
             Kind.GOODBYE: self._goodbye,
             Kind.ALIVE: lambda frame: None,  # that it came is all it says
+        }
+        self._peer_handlers: dict[int, Callable[[ReceivedFrame], None]] = {
+            Kind.EXCHANGE: self._exchanged,
+            Kind.ERROR: self._refused_by_peer,
         }
 
     def _receive(self, envelope: Envelope) -> bool:
@@ -133,16 +146,23 @@ class MessageHandler:
         if tag != DATA_TAG:
             return f"tag {tag} from rank {source} is not expected"
         return (
-            f"rank {source} is no worker of this manager: workers= has {sorted(self._senders)}, "
-            f"and tag {tag} is for those alone"
+            f"rank {source} is no worker of this manager: workers= has "
+            f"{sorted(self._senders.keys() - {*self._peers})}, and tag {tag} is for those alone"
         )
 
     def _lose(self, rank: int, why: str, state: RankState = "lost") -> None:
         """Continue without a worker; ignored for other ranks and one that has left already."""
         if self._workers.leave(rank, state, why):
-            n, left = len(self._workers), self._workers.n_present
-            left_over = f"going on with {left} of {n} workers"
-            self._warn(rank, why, f"worker {rank} is lost: {' '.join(why.split())}; {left_over}")
+            n, left = len(self._workers) - len(self._peers), self._n_workers
+            what = "manager" if rank in self._peers else "worker"
+            left_over = f"going on with {left} of {n} workers" if what == "worker" else "going on"
+            self._warn(rank, why, f"{what} {rank} is lost: {' '.join(why.split())}; {left_over}")
+
+    @property
+    def _n_workers(self) -> int:
+        """Number of workers that are expected or active, without the other managers."""
+        states = [self._workers[rank].state for rank in self._peers]
+        return self._workers.n_present - sum(each in ("expected", "active") for each in states)
 
     def metrics(self) -> list[Metric]:
         """Return the numbers to watch: rows by outcome and sender, time, queue, and silence.
@@ -195,14 +215,19 @@ class MessageHandler:
     def _handle_data(self, frame: ReceivedFrame) -> None:
         source = frame.source
         # A greeting may be that of a new process in the place of the one that was refused.
-        if self._workers[source].state == "refused" and frame.kind != Kind.HELLO:
+        greets = frame.kind == Kind.HELLO or frame.meta.get("first") is True
+        if self._workers[source].state == "refused" and not greets:
             return
         self._senders[source].bytes += frame.nbytes
+        handlers = self._peer_handlers if source in self._peers else self._handlers
         if self._workers.seen(source):
-            self._warn(source, "back", f"worker {source} is back")
-        if frame.kind not in self._handlers:
+            what = "worker" if handlers is self._handlers else "manager"
+            self._warn(source, "back", f"{what} {source} is back")
+            if self._exchange is not None and source in self._peers:
+                self._exchange.forget(source)
+        if frame.kind not in handlers:
             raise ArgumentError(f"a frame of kind {frame.kind} means nothing to a manager")
-        self._handlers[frame.kind](frame)
+        handlers[frame.kind](frame)
 
     def _hello(self, frame: ReceivedFrame) -> None:
         # What would make two sides misunderstand each other is compared before the worker is
@@ -300,6 +325,46 @@ class MessageHandler:
         # It has left even if the answer cannot be sent: its process may end without reading it.
         self._workers.leave(frame.source, "gone")
         self._reply(frame, Kind.GOODBYE, asdict(self._senders[frame.source]))
+
+    # Other managers.
+
+    def _exchange_rows(self) -> None:
+        """Send the other managers what they do not know, where that is due."""
+        is_last = self._n_workers == 0
+        if self._exchange is None or not self._exchange.is_due(is_last):
+            return
+        self._watch.switch("feed")
+        for rank, error in self._exchange.send(is_last):
+            if isinstance(error, PeerLostError):
+                self._lose(rank, str(error))
+            else:
+                self._warn(rank, "unsent", f"cannot send manager {rank} rows: {one_line(error)}")
+
+    def _exchanged(self, frame: ReceivedFrame) -> None:
+        """Store the rows of another manager."""
+        assert self._exchange is not None
+        try:
+            self._exchange.hear(frame.source, frame.meta)
+        except ArgumentError:
+            self._lose(frame.source, "it names other managers or speaks another version", "refused")
+            raise
+        if frame.rows is not None:
+            self._watch.switch("store")
+            (stored,) = self._store.store([(frame.source, frame.rows)])
+            sender, n, error = self._senders[frame.source], len(frame.rows), stored.error
+            sender.count(batches=1, items=n, errors=int(error is not None), **stored.outcomes)
+            if error is not None:
+                self._log(frame, error, what=f"{n} items: ")
+        if frame.meta.get("last") is True:
+            self._workers.leave(frame.source, "gone")
+
+    def _refused_by_peer(self, frame: ReceivedFrame) -> None:
+        """Log what another manager refuses, and go on without it if that is the exchange itself."""
+        why = one_line(remote_error(frame.source, frame.meta.get("error")).reason)
+        if why.startswith(ArgumentError.__name__):  # others are of one message
+            self._lose(frame.source, f"it refuses this manager: {why}", "refused")
+        else:
+            self._warn(frame.source, "refused", f"manager {frame.source} refused rows: {why}")
 
     # Replies.
 

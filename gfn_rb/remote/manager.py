@@ -30,6 +30,7 @@ from gfn_rb.errors import ArgumentError, CheckpointError, PeerLostError
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.remote.baseline import Baseline
 from gfn_rb.remote.channel import FrameChannel, check_rows
+from gfn_rb.remote.exchange import ManagerExchange
 from gfn_rb.remote.handler import MessageHandler
 from gfn_rb.remote.messages import Kind, ScoreFunction, SenderStatistics
 from gfn_rb.remote.ranks import Membership, check_roles
@@ -67,6 +68,8 @@ class ReplayBufferManager(MessageHandler):
             refused. Default: this rank alone. Each manager keeps the objects it owns. If managers
             keep the best items, ``ManagerQueries.items`` returns as many as the buffer of one has
             room for.
+        exchange: :class:`~gfn_rb.remote.ManagerExchange` with managers that serve other workers;
+            None for none. It goes without ``managers``.
         duplicates: ``"drop"`` drops items whose object (terminating state and condition) is stored,
             and ``"keep"`` stores them. Transitions identify no object and are always stored.
         metadata: function of the manager that returns further values for metadata queries, which
@@ -98,6 +101,7 @@ class ReplayBufferManager(MessageHandler):
         *,
         workers: Sequence[int] | None = None,
         managers: Sequence[int] | None = None,
+        exchange: ManagerExchange | None = None,
         duplicates: Literal["drop", "keep"] = "drop",
         metadata: Callable[[ReplayBufferManager], Mapping[str, Any]] | None = None,
         checkpoint: str | PathLike[str] | None = None,
@@ -127,13 +131,26 @@ class ReplayBufferManager(MessageHandler):
             )
         if rows is not None:
             _lay_out(buffer, rows)
-        members = Membership(check_roles(transport, managers, workers), worker_timeout)
+        roles = managers
+        if exchange is not None:
+            require_kind("exchange", exchange, ManagerExchange)
+            if managers is not None:
+                raise ArgumentError(f"managers must be None with an exchange, got {managers}")
+            if exchange.every > worker_timeout / 2:
+                raise ArgumentError(
+                    "every of an exchange must be at most half of worker_timeout, got "
+                    f"{exchange.every:g} with worker_timeout={worker_timeout:g}"
+                )
+            roles = exchange.managers
+        served = check_roles(transport, roles, workers)
+        others = [rank for rank in roles or () if rank != transport.rank] if exchange else []
+        members = Membership([*served, *others], worker_timeout)
         channel = FrameChannel(transport, compact or compact_rows_of(buffer), _MAX_ROWS)
         baseline = Baseline() if baseline is None else baseline
         drops = duplicates == "drop"
         everyone = [transport.rank] if managers is None else managers
         super().__init__(
-            channel, buffer, score, baseline, members, drops, log_reward_below, everyone
+            channel, buffer, score, baseline, members, drops, log_reward_below, everyone, exchange
         )
         self._metadata, self._worker_timeout = metadata, worker_timeout
         self._checkpoint, self._checkpoint_every = checkpoint, checkpoint_every
@@ -149,7 +166,7 @@ class ReplayBufferManager(MessageHandler):
 
     @property
     def finished(self) -> bool:
-        """Whether every worker has closed or is lost."""
+        """Whether every worker, and every other manager of an exchange, has closed or is lost."""
         return self._workers.n_present == 0
 
     @property
@@ -159,6 +176,8 @@ class ReplayBufferManager(MessageHandler):
 
     def run(self, timeout: float | None = None, linger: float = 0.0) -> None:
         """Serve until every worker has closed or is lost.
+
+        With an exchange, it then sends the last rows, and waits for those of the other managers.
 
         Args:
             timeout: seconds after which to stop in any case; None for no limit.
@@ -198,7 +217,8 @@ class ReplayBufferManager(MessageHandler):
 
     def _name_missing(self, seconds: float) -> None:
         """Log the workers that have sent nothing since the start."""
-        missing = [rank for rank, each in self._workers.items() if each.state == "expected"]
+        silent = [rank for rank, each in self._workers.items() if each.state == "expected"]
+        missing = [rank for rank in silent if rank not in self._peers]
         if missing:
             log.warning(
                 "%s: rank%s %s of workers= %s not connected within %.3g s: a worker has to name "
@@ -241,6 +261,7 @@ class ReplayBufferManager(MessageHandler):
                     why = "it has never connected" if is_new else "it has been silent for too long"
                     self._lose(rank, why)
             self._answer_items()
+            self._exchange_rows()
             if n_received:
                 self._n_waited = n_received
                 self._seconds_each = (time.perf_counter() - start) / n_received

@@ -14,6 +14,11 @@ A message is a frame: a kind, metadata, and up to two tables of rows. Names are 
     GOODBYE                               ->
                                           <-    GOODBYE  counters of the worker
 
+    manager                                     manager
+    EXCHANGE protocol, managers,          ->
+             rows, first, last; rows to
+             store, without an answer
+
     any rank, on a tag of its own
     METADATA, CHECKPOINT, HELD            ->
                                           <-    the same kind: state, path, or capacity and rows
@@ -59,6 +64,7 @@ class Kind(IntEnum):
     CHECKPOINT = 7  # any rank asks a manager to save
     HELD = 8  # any rank asks a manager for the rows that it keeps
     ALIVE = 9  # worker, without an answer: it is alive and has nothing to send
+    EXCHANGE = 10  # manager, without an answer: rows that another manager does not know
 
 
 Scores = dict[str, float | Tensor]

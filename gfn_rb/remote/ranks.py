@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -70,15 +70,62 @@ def join_batches(batches: Sequence[TensorDictBase]) -> TensorDictBase:
 
 @dataclass(frozen=True)
 class RankRoles:
-    """The roles of all ranks. Every rank that trains sends to every rank that manages."""
+    """The roles of all ranks: which of them manage, and which train.
+
+    Args:
+        size: number of ranks.
+        managers: ranks that manage, ascending.
+        nodes: ranks of each node, if each node has a manager of its own. By default every rank that
+            trains sends to every rank that manages.
+
+    Examples:
+        >>> roles = RankRoles.by_node(["a", "a", "a", "b", "b"])
+        >>> roles.managers, roles.workers_of(2), roles.managers_of(3)
+        ((2, 4), (0, 1), (4,))
+    """
 
     size: int
     managers: tuple[int, ...]
+    nodes: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def by_node(cls, hosts: Sequence[str]) -> RankRoles:
+        """Return roles in which the last rank of each node manages, and its other ranks train.
+
+        Args:
+            hosts: name of the node of each rank, in the order of ranks.
+
+        Raises:
+            ArgumentError: a node has one rank alone, or there are no ranks.
+        """
+        ranks: dict[str, list[int]] = {}
+        for rank, host in enumerate(hosts):
+            ranks.setdefault(host, []).append(rank)
+        alone = [f"rank {found[0]} on {host}" for host, found in ranks.items() if len(found) < 2]
+        if alone or not ranks:
+            which = ", ".join(alone[:8]) + ", ..." * (len(alone) > 8)
+            raise ArgumentError(
+                "managers must be a number unless each node has at least 2 ranks, one to manage "
+                f"and one to train, got {f'no other rank beside {which}' if alone else 'no ranks'}"
+            )
+        nodes = tuple(tuple(found) for found in ranks.values())
+        return cls(len(hosts), tuple(sorted(each[-1] for each in nodes)), nodes)
 
     @property
     def workers(self) -> tuple[int, ...]:
         """The ranks that train, ascending."""
         return tuple(rank for rank in range(self.size) if rank not in self.managers)
+
+    def managers_of(self, worker: int) -> tuple[int, ...]:
+        """Return the managers that a rank sends to: that of its node, or all."""
+        return tuple(rank for rank in self.managers if rank in self._beside(worker))
+
+    def workers_of(self, manager: int) -> tuple[int, ...]:
+        """Return the ranks that a manager serves: those of its node, or all."""
+        return tuple(rank for rank in self.workers if rank in self._beside(manager))
+
+    def _beside(self, rank: int) -> Collection[int]:
+        return next((node for node in self.nodes if rank in node), range(self.size))
 
 
 def assign_roles(size: int, n_managers: int) -> RankRoles:

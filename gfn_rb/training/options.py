@@ -216,9 +216,10 @@ class MetricsOptions:
 class ManagersOptions:
     """Ranks that keep the best items of all ranks instead of training."""
 
-    n: _Own[rules.NonNegativeInt] = 0
+    n: _Own[rules.NumberOrNode] = 0
     """Number of managers. Under mpiexec, srun or torchrun they are some of the started ranks.
-    Otherwise they are threads of this process."""
+    Otherwise they are threads of this process. node makes the last rank of each node the manager of
+    its other ranks."""
     send: SendName = "deferred"
     """How to send to a manager. awaited waits for the reply, deferred reads it at the next step,
     and nonblocking skips items that a manager cannot take. All wait before a checkpoint."""
@@ -231,6 +232,13 @@ class ManagersOptions:
     journal: bool = False
     """Managers sync each row to disk before they reply, so that none is lost when a machine fails.
     Without it, none is lost when a process is killed."""
+    exchange_every: rules.PositiveFloat = 10.0
+    """Seconds between two exchanges of rows between the managers of nodes, at most patience."""
+    exchange_quota: Annotated[
+        rules.PositiveInt, rules.Rule(lambda v: v <= 4096, "at most 4096")
+    ] = 1024
+    """Maximum number of rows that the manager of a node sends each other one at a time. They are
+    those of feed, or of highest reward without it."""
 
 
 @dataclass(frozen=True)

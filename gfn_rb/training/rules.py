@@ -135,6 +135,10 @@ _TYPES: dict[Any, Rule] = {
 
 PositiveInt = Annotated[int, Rule(lambda v: v >= 1, "at least 1")]
 NonNegativeInt = Annotated[int, Rule(lambda v: v >= 0, "at least 0")]
+NumberOrNode = Annotated[
+    int | Literal["node"],
+    Rule(lambda v: v == "node" or (type(v) is int and 0 <= v < 2**64), "at least 0, or node"),
+]
 Seed = Annotated[int, Rule(lambda v: 0 <= v < 2**63, "in [0, 2^63)")]
 FiniteFloat = Annotated[float, Rule(math.isfinite, "a finite number")]
 PositiveFloat = Annotated[float, Rule(lambda v: 0 < v < math.inf, "positive and finite")]

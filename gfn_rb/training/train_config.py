@@ -147,6 +147,9 @@ class TrainConfig(options.GeneralOptions):
                 yield name, "replay_ratio is above 0"
         if self.offline_data is None:
             yield "offline_share", "offline_data is given"
+        if self.managers.n != "node":
+            for name in ("exchange_every", "exchange_quota"):
+                yield f"managers.{name}", "managers is node"
         if self.epsilon_end is self.draw_temperature_end is self.lr_end is None:
             yield "anneal_steps", "epsilon_end, draw.temperature_end or lr_end is given"
 
@@ -186,9 +189,15 @@ class TrainConfig(options.GeneralOptions):
             yield "replay", gives is Trajectories, f"one of trajectories, terminal {why}"
             yield "managers", not self.managers.n, f"0 {why}"
             yield "draw", is_fixed, f"another than priority and teacher {why}"
+        if self.managers.n == "node":
+            fits, why = (
+                self.managers.exchange_every <= self.patience,
+                f"patience, {self.patience:g}",
+            )
+            yield "managers.exchange_every", fits, f"at most {why}"
         if self.feed.kind != "none":
             why = f"with feed {self.feed.kind}"
-            yield "managers", self.managers.n >= 1, f"at least 1 {why}"
+            yield "managers", bool(self.managers.n), f"at least 1 {why}"
             yield "replay", stored == "trajectories", f"trajectories {why}"
             yield "draw", is_fixed, f"another than priority and teacher {why}"
             yield "draw.temperature_end", self.draw_temperature_end is None, f"None {why}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -144,6 +145,11 @@ def _slurm_url(known: Variables) -> str | None:
     if port is None and job is not None and step is not None:
         port = _FIRST_PORT + (job + _PORTS_BETWEEN_STEPS * step) % _PORTS
     return None if not host or port is None else f"tcp://{host}:{port}"
+
+
+def node_name() -> str:
+    """Return the name of this process's node: ``GFN_RB_NODE``, or else that of the machine."""
+    return os.environ.get("GFN_RB_NODE") or socket.gethostname()
 
 
 def first_host(hosts: str) -> str:

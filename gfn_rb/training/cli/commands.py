@@ -288,11 +288,13 @@ _PLAIN = (
     (r" ?\(default:\ +(None)?\)", ""),
 )
 _NO_DEFAULT = re.compile(r"\s*\(default: *\n +None\)")  # in two lines
+_IN_COLUMN = re.compile(r"\(default:( .*\n +)None\)")  # the same, with another column beside it
 
 
 def plain_help(text: str) -> str:
     """Return the help that tyro prints, with values as people write them."""
-    usage, gap, rest = _NO_DEFAULT.sub("", text).partition("\n\n")
+    text = _IN_COLUMN.sub(r"         \1     ", _NO_DEFAULT.sub("", text))
+    usage, gap, rest = text.partition("\n\n")
     for pattern, value in _PLAIN:
         usage = re.sub(pattern, value, usage)
         rest = re.sub(pattern, partial(_of_same_width, value), rest)  # columns stay

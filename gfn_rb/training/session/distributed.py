@@ -51,7 +51,7 @@ from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Hooks, Trainer
 from gfn_rb.transports import LocalTransport, Transport
 from gfn_rb.transports.base import SHUTDOWN_SECONDS, ShutdownBudget, never
-from gfn_rb.transports.launch import Launch
+from gfn_rb.transports.launch import Launch, node_name
 
 log = logging.getLogger(__name__)
 
@@ -69,21 +69,19 @@ def run_distributed(
     with connect(started, config.patience) as transport:
         with suppress(ArgumentError):  # which is a fault already
             transport.secret = run_secret()
-        roles = RankRoles(transport.size, ())
-        try:
-            roles = assign_roles(transport.size, config.managers.n)
-        except ArgumentError as error:
-            fault = fault or error
         plan = {"gfn_rb": version("gfn_rb"), **config.to_dict()}
 
-        def prepared() -> Path:
+        def prepared(nodes: list[str]) -> Path:
+            roles = roles_of(config, nodes)
             path = prepare().path
+            check_kept_roles(path, roles)
             check_journals([RunFolder(path, rank) for rank in roles.managers])
             agree_on_step([RunFolder(path, rank) for rank in roles.workers])
             return path
 
         star = Star(transport, range(transport.size), config.patience)
-        path = join(star, plan, fault, prepared)
+        path, nodes = join(star, plan, fault, prepared)
+        roles = roles_of(config, nodes)
         if transport.rank == 0:  # told first: mpiexec may hand on nothing after Ctrl-C
             how = f"to go on after a stop: {RunFolder(path).how_to_resume()}"
             print(f"{transport.size} ranks; {how}", file=sys.stderr, flush=True)
@@ -92,9 +90,9 @@ def run_distributed(
 
 def run_with_threads(config: TrainConfig, prepare: Callable[[], RunFolder]) -> run.RunResult | None:
     """Train in this thread, and manage in others, which end when their worker has gone."""
-    size = 1 + config.managers.n
-    first, *managing = LocalTransport.group(size, timeout=config.patience)
-    roles = assign_roles(size, config.managers.n)
+    n_managers = 1 if config.managers.n == "node" else int(config.managers.n)
+    first, *managing = LocalTransport.group(1 + n_managers, timeout=config.patience)
+    roles = roles_of(config, [node_name()] * first.size)
     path = prepare().path
     check_journals([RunFolder(path, rank) for rank in roles.managers])
 
@@ -299,6 +297,26 @@ def _saved_steps(*checkpoints: Path) -> list[int]:
     """Return the steps of the checkpoints that exist."""
     secret = run_secret()
     return [outline(p, secret).get("steps_done", 0) for p in checkpoints if p.exists()]
+
+
+def roles_of(config: TrainConfig, nodes: Sequence[str]) -> RankRoles:
+    """Return which ranks of a run train and which manage, given the node of each rank."""
+    if config.managers.n == "node":
+        return RankRoles.by_node(nodes)
+    return assign_roles(len(nodes), int(config.managers.n))
+
+
+def check_kept_roles(path: Path, roles: RankRoles) -> None:
+    """Raise if a rank has managed and is to train, or the reverse, as on other nodes."""
+    for rank in range(roles.size) if roles.nodes else ():
+        folder = RunFolder(path, rank)
+        has_managed = folder.journal.exists()
+        if has_managed != (rank in roles.managers) and (has_managed or folder.checkpoint.exists()):
+            what = "manage" if has_managed else "train"
+            raise ArgumentError(
+                f"managers node needs nodes with the same ranks when a run is resumed, got others: "
+                f"rank {rank} did {what} before"
+            )
 
 
 def check_journals(managers: Sequence[RunFolder]) -> None:

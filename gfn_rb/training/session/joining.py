@@ -24,7 +24,7 @@ from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import MPITransport, TCPTransport, Transport
 from gfn_rb.transports.base import Deadline, ShutdownBudget, never
-from gfn_rb.transports.launch import Launch, launched
+from gfn_rb.transports.launch import Launch, launched, node_name
 from gfn_rb.transports.meeting import meet
 
 TAG = 20
@@ -206,13 +206,21 @@ def connect(started: Launch, patience: float) -> Transport:
 
 
 def join(
-    star: Star, plan: Mapping[str, Any], fault: GfnRbError | None, prepare: Callable[[], Path]
-) -> Path:
-    """Return the folder of the run, which rank 0 makes once all ranks are about to do the same."""
-    own = {"plan": dict(plan), "fault": None if fault is None else str(fault)}
+    star: Star,
+    plan: Mapping[str, Any],
+    fault: GfnRbError | None,
+    prepare: Callable[[list[str]], Path],
+) -> tuple[Path, list[str]]:
+    """Return the folder of the run, and the node of each rank.
+
+    Rank 0 makes the folder by ``prepare(nodes)``, once all ranks are about to do the same.
+    """
+    own = {"plan": dict(plan), "fault": None if fault is None else str(fault), "node": node_name()}
     if not star.is_first:
         star.gather(own)
-        return Path(star.share()[0]["path"])
+        told, _ = star.share()
+        return Path(told["path"]), told["nodes"]
+    nodes = [node_name()]
     try:
         if fault is not None:
             raise fault
@@ -226,9 +234,10 @@ def join(
                     )
             if message.meta["fault"] is not None:
                 raise ArgumentError(f"rank {rank}: {message.meta['fault']}")
-        path = prepare().resolve()
+            nodes.append(message.meta["node"])
+        path = prepare(nodes).resolve()
     except BaseException as error:
         star.fail(str(error), 2 if isinstance(error, ArgumentError) else 1)
         raise
-    star.share({"path": str(path)})
-    return path
+    star.share({"path": str(path), "nodes": nodes})
+    return path, nodes

@@ -137,8 +137,9 @@ class ManagerHooks:
         stopped: Callable[[], bool] = never,
     ) -> None:
         self._config, self._transport, self._stopped = config, transport, stopped
-        self._managers = roles.managers
-        self._ends_run = transport.rank == roles.workers[0]  # all others notice a loss as well
+        self._managers = roles.managers_of(transport.rank)
+        # All others that send to the same managers notice a loss as well.
+        self._ends_run = transport.rank == roles.workers_of(self._managers[0])[0]
 
     def replayed(self, rb: ReplayBuffer, env: GFNEnv) -> ReplayBuffer:
         """Return the buffer to draw from: with items that a manager feeds, where asked for."""
@@ -218,14 +219,20 @@ def make_manager(
     # A row as those that train send, by which a manager knows what to store.
     sampler = Sampler(make_loss(on_cpu, env, config.seed).forward_policy)
     one = sampler.sample_trajectories(env, 1, generator=torch.Generator().manual_seed(0))
-    every = config.checkpoint_every * len(roles.workers) // config.managers.send_every
+    workers, exchange = roles.workers_of(transport.rank), None
+    every = config.checkpoint_every * len(workers) // config.managers.send_every
+    if roles.nodes:
+        policy = "top" if config.feed.kind == "none" else config.feed.kind
+        seconds, quota = config.managers.exchange_every, config.managers.exchange_quota
+        exchange = remote.ManagerExchange(roles.managers, seconds, quota, policy)
     Journal(buffer, folder.journal, "always" if config.managers.journal else "never", secret)
     manager = remote.ReplayBufferManager(
         transport,
         buffer,
         baseline=remote.Baseline(PERCENTILES[config.managers.baseline]),
-        workers=roles.workers,
-        managers=roles.managers,
+        workers=workers,
+        managers=None if roles.nodes else roles.managers,
+        exchange=exchange,
         checkpoint=folder.checkpoint,
         checkpoint_every=max(1, every),
         worker_timeout=worker_silence(config),

@@ -114,6 +114,7 @@ TOGETHER = (  # so that each option has an effect
     "--logger csv --out run --transport local --metrics elbo correlation --metrics.samples 20 "
     "--metrics.backward 3 --offline-data known.csv --offline-share 0.5",
     "--average-gradients --draw priority --keep top",
+    "--managers node --managers.exchange-every 5.0 --managers.exchange-quota 7",
 )
 
 

@@ -128,7 +128,7 @@ def test_a_rank_told_to_stop_waits_no_longer(rank):
 PLAN = {"gfn_rb": "0.1.0", "env": "tfbind8", "steps": 100, "hidden": [16], "log_z": None}
 
 
-def unprepared():
+def unprepared(nodes):
     raise AssertionError("rank 0 alone prepares, and only what all agree on")
 
 
@@ -151,10 +151,12 @@ def assert_refused(found, kind, why, code=2):
     assert [(str(each), each.code) for each in others] == [(why, code)] * len(others)
 
 
-def test_rank_0_prepares_and_all_know_the_folder(tmp_path, monkeypatch):
+def test_rank_0_prepares_and_all_know_the_folder_and_the_nodes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GFN_RB_NODE", "a")
     for path in (tmp_path, Path("run")):
-        assert joined([PLAN] * 3, lambda path=path: path) == [path.resolve()] * 3
+        made = lambda nodes, path=path: path.joinpath(*nodes)  # noqa: E731
+        assert joined([PLAN] * 3, made) == [((path / "a/a/a").resolve(), ["a"] * 3)] * 3
 
 
 @pytest.mark.parametrize(
@@ -180,14 +182,14 @@ def test_what_a_rank_cannot_do_is_refused_to_all(ranks, why):
 
 @pytest.mark.parametrize(("kind", "code"), [(ArgumentError, 2), (OSError, 1)])
 def test_all_are_told_why_there_is_no_folder(kind, code):
-    def prepare():
+    def prepare(nodes):
         raise kind("out must be a new folder")
 
     assert_refused(joined([PLAN] * 3, prepare), kind, "out must be a new folder", code)
 
 
 def test_all_are_told_when_rank_0_is_interrupted():
-    def interrupted():
+    def interrupted(nodes):
         raise KeyboardInterrupt
 
     (first, second), _ = stars(2, 10.0)
