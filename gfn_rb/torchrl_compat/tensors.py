@@ -59,18 +59,15 @@ def outside_graph(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     It also leaves ``torch.inference_mode``: tensors made there could not be written to later.
     """
-    disabled = torch.compiler.disable(function)
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if torch.compiler.is_compiling():  # true while a graph is traced, and nowhere else
-            return disabled(*args, **kwargs)
         if not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False):
             return function(*args, **kwargs)
 
-    return call
+    return torch.compiler.disable(call)
 
 
 def as_plain(tensor: Tensor) -> Tensor:
