@@ -2,8 +2,8 @@
 
     python accounts_rank.py WHERE NUMBER...
 
-``WHERE`` is ``mpi``, ``env://``, or ``file://PATH RANK SIZE``. Each rank prints what it sent, was
-fed and holds as JSON.
+``WHERE`` is ``mpi``, ``env://`` under torchrun, or ``file://PATH RANK SIZE``. Each rank prints what
+it sent, was fed and holds as JSON, in one piece: torchrun mixes the lines of ranks.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import random
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from statistics_of_draws import chi_square_p
 from tensordict import TensorDict, TensorDictBase
 
 from gfn_rb import MergedReplayBuffer, SoftmaxRewardSampler, fifo_buffer
 from gfn_rb.remote import BaselineFilter, ReplayBufferManager, ReplayBufferWorker, Subscription
 from gfn_rb.transports import MPITransport, TCPTransport, Transport
+from gfn_rb.transports.meeting import meet
 
 MODES = ["awaited", "deferred", "nonblocking"]
 FEEDS = [None, "top", "softmax", "newest"]
@@ -177,12 +180,18 @@ def main(where: str, *words: str) -> None:
         from mpi4py import MPI
 
         make = lambda i: MPITransport(MPI.COMM_WORLD, PATIENCE)  # noqa: E731
+    elif where == "env://":
+        store, rank, size = meet(where, -1, -1, timedelta(seconds=PATIENCE))
+        make = lambda i: TCPTransport(  # noqa: E731
+            dist.PrefixStore(i, store), rank, size, PATIENCE
+        )
     else:
         (rank, size), words = map(int, words[:2]), words[2:]
         make = lambda i: TCPTransport(f"{where}{i}", rank, size, PATIENCE)  # noqa: E731
     for word in words:
         with make(word) as transport:
-            print(json.dumps(play(transport, int(word))), flush=True)
+            sys.stdout.write(json.dumps(play(transport, int(word))) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

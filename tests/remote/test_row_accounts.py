@@ -1,10 +1,11 @@
 """Accounts of every row: none is lost, stored twice or fed twice, and merged draws are exact.
 
-Ranks are threads, or processes under mpiexec or none. ``GFN_RB_SCENARIOS=22 pytest
---all tests/remote/test_row_accounts.py`` plays so many scenarios with each of them, 154 in all.
+Ranks are threads, or processes under mpiexec, torchrun or none. ``GFN_RB_SCENARIOS=20 pytest
+--all tests/remote/test_row_accounts.py`` plays so many scenarios with each of them, 160 in all.
 """
 
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -50,9 +51,23 @@ def as_processes(numbers, size, folder):
             each.wait()
 
 
+def under_torchrun(numbers, size, folder):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size)]
+    command += ["--master-port", str(free_port()), str(PROGRAM), "env://", *map(str, numbers)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return reports(done.stdout)
+
+
+def free_port():
+    with socket.socket() as place:
+        place.bind(("localhost", 0))
+        return place.getsockname()[1]
+
+
 LAUNCHERS = [
     (in_threads, 2), (in_threads, 4), (under_mpi, 2), (under_mpi, 4), (under_mpi, 8),
-    (as_processes, 3), (as_processes, 5),
+    (as_processes, 3), (as_processes, 5), (under_torchrun, 4),
 ]  # fmt: skip
 
 
