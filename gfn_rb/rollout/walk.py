@@ -282,7 +282,7 @@ class Walk:
             state, action, length = self._lead_back(moves)
         else:
             steps = (self.roll if on_cpu else self.roll_together)(start, condition)
-            length, row = steps.length(), row.to(steps.device)
+            length, row = steps.length(), torch.arange(len(start), device=steps.device)
             state = steps.spread(steps.state, env.sink_state, extra=1)
             padding = torch.full(
                 env.action_shape, env.dummy_action, dtype=env.action_dtype, device=steps.device
