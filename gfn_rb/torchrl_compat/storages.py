@@ -38,6 +38,7 @@ __all__ = [
     "counter_addresses",
     "entry_in",
     "forget_layout",
+    "generations_at",
     "known_version",
     "last_cursor",
     "length_of",
@@ -247,6 +248,16 @@ def raise_slot_generations(storage: Storage, index: Tensor | None = None) -> Non
             stamps.index_copy_(0, slot, raised)
     elif (known := vars(storage).get(_SLOT_GENERATIONS)) is not None:
         known[known >= 0] += 1
+
+
+def generations_at(storage: Storage | None, index: Tensor) -> Tensor:
+    """Return the stamps of slots, -1 of others and where nobody tracks them."""
+    stamps: Tensor | None = None if storage is None else vars(storage).get(_SLOT_GENERATIONS)
+    if stamps is None or not stamps.shape[0]:
+        return torch.full_like(index, -1)
+    at = index.to(stamps.device)
+    is_slot = (at >= 0) & (at < stamps.shape[0])
+    return stamps[at.where(is_slot, 0)].where(is_slot, -1).to(index.device)
 
 
 def raised_generations(storage: Storage, index: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -146,6 +146,11 @@ class EqualFeatures(Features):
         return equal_bits(super().__call__(data))
 
 
+def read_by_any(compared: list[Features], name: NestedKey) -> bool:
+    """Return whether any of several features may depend on an entry."""
+    return any(each.reads(name) for each in compared)
+
+
 def read_stored(features: Features, storage: Storage) -> np.ndarray:
     """Return what all stored rows are compared by, on the host: int64 [len, d]."""
     if isinstance(storage, EncodedStorage):

@@ -25,7 +25,7 @@ from gfn_rb.arguments import (
     require_key,
     require_kind,
 )
-from gfn_rb.errors import ArgumentError, CheckpointMismatchError, ShapeError
+from gfn_rb.errors import ArgumentError, ShapeError
 from gfn_rb.kernels.exchange import DUPLICATE, KEEP, REFRESH, compile_exchange
 from gfn_rb.keys import LOG_REWARD
 from gfn_rb.numerics.flat import on_host
@@ -41,28 +41,26 @@ from gfn_rb.storages.sharing import (
     whole_write,
     write_whole,
 )
-from gfn_rb.storages.state_folder import StateInFolder, require_count, require_numbers
+from gfn_rb.storages.state_folder import StateInFolder
 from gfn_rb.storages.tensors import require_rows
+from gfn_rb.writers.commit import commit_of
 from gfn_rb.writers.exchange import NO_MOVES, Moves, PendingExchange, RowExchange, Tie
-from gfn_rb.writers.features import Features, ObjectColumns, Unique, require_finite
+from gfn_rb.writers.features import Features, ObjectColumns, Unique, read_by_any, require_finite
 from gfn_rb.writers.rows import (
     RowLayout,
     check_number,
     check_slots,
     check_stored,
-    copies_to,
-    moved_rows,
     one_batch,
-    put_rows,
     scalar_key,
 )
+from gfn_rb.writers.states import GENERATION, check_size, checked_state, listed
 
 OnDuplicate = Literal["refresh", "keep"]
 
 # Why a row is rejected: its object, a row near it or its group's best rows are stored; or its key.
 REASONS = ("duplicate", "near", "group_full", "worst")  # in the order of their numbers
 _NO_SLOTS = np.zeros(0, np.int64)
-_GENERATION = "generation"  # of the state: how often each slot was written to
 
 
 class RewardPrioritizedWriter(StateInFolder, Writer):
@@ -178,7 +176,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         if self._storage is not None:
             for features in compared:
                 features.register_storage(self._storage)
-        self._exchange.column.watch_also(partial(_read_by_any, compared))
+        self._exchange.column.watch_also(partial(read_by_any, compared))
         self._exchange.version = None
 
     def register_storage(self, storage: Storage) -> None:
@@ -193,7 +191,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         """
         require_rows(storage)
         if self._restored is not None:
-            self._check_size(len(self._restored["rank"]), storage)
+            check_size(len(self._restored["rank"]), storage)
         super().register_storage(storage)
         if self.tracks_generations:
             compat.track_slot_generations(storage)
@@ -303,12 +301,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
     def generations_of(self, index: int | Tensor) -> Int64[Tensor, "*m"]:
         """Return how often slots were written to since the first time; -1 where that is unknown."""
         index = torch.as_tensor(index, dtype=torch.int64)
-        stamps = compat.slot_generations(self._storage) if self.tracks_generations else None
-        if stamps is None or not stamps.shape[0]:
-            return torch.full_like(index, -1)
-        at = index.to(stamps.device)
-        is_slot = (at >= 0) & (at < stamps.shape[0])
-        return stamps[at.where(is_slot, 0)].where(is_slot, -1).to(index.device)
+        return compat.generations_at(self._storage if self.tracks_generations else None, index)
 
     @property
     def threshold(self) -> float:
@@ -416,7 +409,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             # First the slots are recorded, for a lock or journal that restores them; then the write
             # is made ready, which may run out of memory; only then can it be carried out again.
             record_slots(storage, written := moves.overwritten)
-            pending.commit = self._commit(data, moves, written)
+            pending.commit = commit_of(storage, self._exchange, data, moves, written)
         elif len(moves.row) or moves.length != moves.before:
             increment_version(self._exchange.written_tensors)
         pending.finish()
@@ -424,32 +417,6 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             compat.set_last_cursor(storage, int(moves.target[-1]))
         self._exchange.take_over(storage)
         return moves
-
-    def _commit(
-        self, data: Rows | None, moves: Moves, written: Int64[Tensor, "k"]
-    ) -> Callable[[], None]:
-        """Return what writes the rows of an exchange. It may be run again after an exception."""
-        # All rows are read now, before any is written, or a second run would read what the first
-        # one wrote. What ``commit`` writes are values, not differences, for the same reason.
-        storage, exchange = self._storage, self._exchange
-        copies = [*moved_rows(storage, moves.source, moves.hole)]
-        if data is not None and len(moves.row):
-            row, target = torch.from_numpy(moves.row), torch.from_numpy(moves.target)
-            copies += copies_to(storage, target, data, row)
-        copies += compat.raised_generations(storage, written)
-        counts = exchange.counters_after(moves)
-
-        def commit() -> None:
-            exchange.count(*counts)
-            if len(written):
-                put_rows(copies)
-                exchange.write_ages(storage, moves)
-                compat.set_length(storage, moves.length)
-                compat.bump_mutation_revision(storage)
-                if moves.length < moves.before:  # or samplers would take it for some other rows
-                    compat.bump_mutation_revision(storage)
-
-        return commit
 
     # State.
 
@@ -473,7 +440,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             settle(self._storage)
         state = {**self._options(), **self._exchange.state(self._storage)}
         if self._storage is not None and self.tracks_generations:
-            state[_GENERATION] = compat.slot_generations(self._storage).clone()
+            state[GENERATION] = compat.slot_generations(self._storage).clone()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -486,37 +453,17 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             CheckpointMismatchError: the state is of a writer with other options, or of a larger
                 storage.
         """
-        expected, beside = self._options(), {_GENERATION, *self._exchange.state(None)}
-        came = {name: value for name, value in state_dict.items() if name not in beside}
-        if came.get("evict") == "worst":  # as version 0.3.0 saves it, where there was a choice
-            del came["evict"]
-        if came != expected or "rank" not in state_dict:
-            came = came if "rank" in state_dict else {}
-            raise CheckpointMismatchError(
-                f"writer state is of {listed(came)}, expected {listed(expected)}"
-            )
-        require_numbers("rank", rank := state_dict["rank"], torch.int64)
-        for name in ("offered", "written"):
-            require_count(name, state_dict[name])
-        if (known := state_dict.get(_GENERATION)) is not None:
-            require_numbers(_GENERATION, known, torch.int64)
+        rank, known = checked_state(state_dict, self._options(), self._exchange.state(None))
         if self._storage is None:
             self._restored = {**state_dict}
             return
-        self._check_size(rank.shape[0], self._storage)
+        check_size(rank.shape[0], self._storage)
         check_slots(self._storage)
         self._exchange.restore(self._storage, state_dict)
         compat.raise_slot_generations(self._storage)  # without stamps, all rows are new ones
         if self.tracks_generations and known is not None:
             stamps = compat.track_slot_generations(self._storage)
             stamps[: known.shape[0]] = known[: stamps.shape[0]]
-
-    @staticmethod
-    def _check_size(n: int, storage: Storage) -> None:
-        if n > storage.max_size:
-            raise CheckpointMismatchError(
-                f"writer state is of {n} items, expected at most {storage.max_size}"
-            )
 
     def _options(self) -> dict[str, Any]:
         """Return what a state is recognised by. A callable has no name that means anything."""
@@ -549,12 +496,3 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({listed(self._options())})"
-
-
-def _read_by_any(compared: list[Features], name: NestedKey) -> bool:
-    return any(each.reads(name) for each in compared)
-
-
-def listed(options: dict[str, Any]) -> str:
-    """Return options as an error names them."""
-    return ", ".join(f"{name}={value!r}" for name, value in options.items()) or "another kind"
