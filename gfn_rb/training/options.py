@@ -38,6 +38,7 @@ FeedName = Literal["none", "top", "softmax", "newest"]
 SendName = Literal["awaited", "deferred", "nonblocking"]
 BaselineName = Literal["min", "percentile", "ema", "none"]
 TransportName = Literal["auto", "mpi", "tcp", "gloo", "local"]  # gloo: the name of tcp before
+GradientSum = Literal["ranks", "tree"]
 RegressionName = Literal["auto", "squared", "linex"]
 MetricName = Literal["distances", "elbo", "eubo", "accuracy", "correlation"]
 
@@ -362,6 +363,10 @@ class GeneralOptions:
     """Average gradients over the ranks that train. All ranks then have the same weights, and train
     as one process with their batches joined: choose a smaller batch-size. Otherwise each rank
     trains its own weights."""
+    gradient_sum: GradientSum = "ranks"
+    """How averaged gradients are added up: by rank 0 in the order of the ranks, or along a tree, in
+    which a rank takes three messages at most, however many ranks there are. Sums of a tree may
+    differ in the last digit."""
     patience: rules.PositiveFloat = 120.0
     """Seconds of silence after which another rank counts as lost, which ends the run: gfn-rb resume
     continues it. With managers, ranks that train have twice as long, as they may wait for one."""

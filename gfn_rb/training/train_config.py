@@ -145,6 +145,8 @@ class TrainConfig(options.GeneralOptions):
         if not self.replay_ratio:
             for name in ("draw", "max_age", "offline_data"):
                 yield name, "replay_ratio is above 0"
+        if not self.average_gradients:
+            yield "gradient_sum", "average_gradients is given"
         if self.offline_data is None:
             yield "offline_share", "offline_data is given"
         if self.managers.n != "node":

@@ -178,7 +178,7 @@ def _train(
     meetings = Meetings(trainers, stop, config.checkpoint_every)
     hooks: dict[str, Any] = {"stepped": meetings.stepped}
     if config.average_gradients:
-        hooks["gradients"] = GradientAverage(trainers)
+        hooks["gradients"] = GradientAverage(trainers, config.gradient_sum)
     if manager is not None:
         hooks |= {name: getattr(manager, name) for name in ("replayed", "store", "saving")}
         hooks["part"] = manager

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 from tensordict import TensorDict
+from torch import Tensor
 
 from gfn_rb.errors import (
     ArgumentError,
@@ -20,6 +21,7 @@ from gfn_rb.errors import (
     WorkerError,
 )
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
+from gfn_rb.shapes import Float64
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import MPITransport, TCPTransport, Transport
@@ -29,6 +31,7 @@ from gfn_rb.transports.meeting import meet
 
 TAG = 20
 _MESSAGE, _FAILED = 101, 102  # kinds of frames
+_VALUES = "values"  # the column of a message of numbers
 _FLUSHING = 1.0  # seconds in which others take the message that this rank fails
 
 # By place; kept, since rank 0 may serve one that others are still to find. All processes make as
@@ -63,7 +66,8 @@ class Star:
     ) -> None:
         self._transport, self._shutdown = transport, shutdown or ShutdownBudget()
         self._channel = FrameChannel(transport)
-        self._first, *self.others = sorted(ranks)
+        self._ranks = sorted(ranks)
+        self._first, *self.others = self._ranks
         self.is_first = transport.rank == self._first
         # The first rank may begin to wait when the others have waited this long already.
         self._timeout = timeout if self.is_first else 2 * timeout
@@ -93,6 +97,47 @@ class Star:
             return meta or {}, rows
         message = self._receive(self._first, self._deadline())
         return message.meta, message.rows
+
+    def summed(self, values: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """Return the sum of the vectors of all ranks, on each of them the same bit for bit.
+
+        It goes up a binary tree of ranks and down again, so that a rank takes three messages at
+        most, however many ranks there are. It raises as :meth:`gather` does.
+        """
+        # By place among the ranks::     0
+        #                              1   2     3 and 4 send to 1, which adds its own, in this
+        #                             3 4 5 6    order, and sends to 0; 0 sends the sum to 1 and 2.
+        at, deadline, total = self._ranks.index(self._transport.rank), self._deadline(), values
+        children, parent = self._ranks[2 * at + 1 : 2 * at + 3], self._ranks[(at - 1) // 2]
+        try:
+            for each in self._receive_all(children, deadline):
+                total = total + each
+            if at:
+                self._send([parent], _MESSAGE, None, TensorDict({_VALUES: total[None]}, [1]))
+                (total,) = self._receive_all([parent], deadline)
+            self._send(children, _MESSAGE, None, TensorDict({_VALUES: total[None]}, [1]))
+        except PeerLostError as error:
+            raise self._lost(error.rank, error.reason) from error
+        return total
+
+    def _receive_all(self, ranks: Sequence[int], deadline: Deadline) -> list[Tensor]:
+        """Return the vectors of some ranks, in their order, unless any rank is lost or fails.
+
+        Others send nothing meanwhile, but that they fail: what follows a sum needs this rank.
+        """
+        found = dict[int, Tensor]()
+
+        def have_come(seconds: float) -> bool:
+            self._waiting()
+            if len(found) < len(ranks):
+                message = self._channel.receive(None, TAG, seconds)
+                if message is not None and (rows := self._checked(message).rows) is not None:
+                    found[message.source] = rows[_VALUES][0]
+            return len(found) == len(ranks)
+
+        if not deadline.wait(have_come):
+            raise self._lost(next(r for r in ranks if r not in found), _silent(deadline))
+        return [found[rank] for rank in ranks]
 
     def fail(self, why: str, code: int = 1) -> None:
         """Tell the others that this rank ends with an error, so that they end with its status."""
@@ -135,23 +180,34 @@ class Star:
             return bool(found)
 
         try:
-            why = "" if deadline.wait(has_come) else f"it sent nothing {deadline}"
+            if not deadline.wait(has_come):
+                raise self._lost(rank, _silent(deadline))
         except PeerLostError as error:
-            why = error.reason
-        if found and found[0].error is not None:
-            why = f"it cannot be understood: {found[0].error}"
-        if why:
-            # One rank alone prints it: the first, or else the next one, unless it is being stopped,
-            # which a launcher does to all ranks once one has failed.
-            left = (r for r in self.others if r not in self._transport.lost)
-            prints = self.is_first or (
-                self._transport.rank == next(left) and not self._shutdown.stopped()
-            )
-            why = f"rank {rank} is lost: {why}"
-            raise WorkerError(why) if prints else RefusedError(why, code=1)
-        if found[0].kind == _FAILED:
-            raise RefusedError(str(found[0].meta["why"]), int(found[0].meta["code"]))
-        return found[0]
+            raise self._lost(rank, error.reason) from error
+        return self._checked(found[0])
+
+    def _checked(self, message: ReceivedFrame) -> ReceivedFrame:
+        """Return a message, or raise what it tells."""
+        if message.error is not None:
+            raise self._lost(message.source, f"it cannot be understood: {message.error}")
+        if message.kind == _FAILED:
+            raise RefusedError(str(message.meta["why"]), int(message.meta["code"]))
+        return message
+
+    def _lost(self, rank: int, why: str) -> GfnRbError:
+        """Return the error that a rank is lost. One rank alone prints it."""
+        # The first, or else the next one, unless it is being stopped, which a launcher does to all
+        # ranks once one has failed.
+        left = (r for r in self.others if r not in self._transport.lost)
+        prints = self.is_first or (
+            self._transport.rank == next(left) and not self._shutdown.stopped()
+        )
+        why = f"rank {rank} is lost: {why}"
+        return WorkerError(why) if prints else RefusedError(why, code=1)
+
+
+def _silent(deadline: Deadline) -> str:
+    return f"it sent nothing {deadline}"
 
 
 def find_launch(transport: TransportName = "auto") -> Launch | None:

@@ -20,10 +20,11 @@ from gfn_rb.errors import WorkerError
 from gfn_rb.keys import POLICY_VERSION
 from gfn_rb.remote.ranks import RankRoles
 from gfn_rb.rollout import Sampler
+from gfn_rb.shapes import Float
 from gfn_rb.torchrl_compat import generator_of
 from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import make_loss
-from gfn_rb.training.options import SoftmaxDraw
+from gfn_rb.training.options import GradientSum, SoftmaxDraw
 from gfn_rb.training.session.folder import RunFolder, run_secret
 from gfn_rb.training.session.joining import Star
 from gfn_rb.training.session.signals import StopSignals
@@ -37,13 +38,17 @@ _EVERY = 0.25  # seconds between two meetings of the ranks that train
 class GradientAverage:
     r"""Replaces the gradients of each rank by their mean over ranks, :math:`\frac1n\sum_r g_r`.
 
-    The first rank adds up the gradients of all ranks, in double precision and in their order, and
-    shares the mean. All ranks thus take the same step, bit for bit. In the first round, the
+    They are added up in double precision: by the first rank in the order of the ranks, or along a
+    tree of ranks. All ranks thus take the same step, bit for bit. In the first round, the
     parameters are averaged in the same way, so that all ranks start from the same ones.
+
+    Args:
+        star: the ranks.
+        by: who adds up, the first of the "ranks" or a "tree" of them.
     """
 
-    def __init__(self, star: Star) -> None:
-        self._star, self._is_first_round = star, True
+    def __init__(self, star: Star, by: GradientSum = "ranks") -> None:
+        self._star, self._by, self._is_first_round = star, by, True
 
     def __call__(self, loss: nn.Module) -> None:
         """Average the gradients of a loss."""
@@ -59,6 +64,16 @@ class GradientAverage:
     def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the mean of each tensor over ranks."""
         own = torch.cat([t.detach().reshape(-1) for t in tensors]).to("cpu", torch.float32)
+        mean = self._mean_by_tree(own) if self._by == "tree" else self._mean_by_first(own)
+        parts = mean.split([t.numel() for t in tensors])
+        # Cloned: clipping gradients in place must not change a message that is being sent.
+        return [part.to(t).view_as(t).clone() for t, part in zip(tensors, parts, strict=True)]
+
+    def _mean_by_tree(self, own: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        total = self._star.summed(own.double())
+        return (total / (1 + len(self._star.others))).to(own.dtype)
+
+    def _mean_by_first(self, own: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         messages = self._star.gather(rows=TensorDict({"values": own[None]}, [1]))
         # In double precision: the mean of equal numbers is then exactly that number.
         total = own.double()
@@ -67,9 +82,8 @@ class GradientAverage:
             total += message.rows["values"][0]
         mean = (total / (1 + len(messages))).to(own.dtype)
         _, rows = self._star.share(rows=TensorDict({"values": mean[None]}, [1]))
-        parts = rows["values"][0].split([t.numel() for t in tensors])
-        # Cloned: clipping gradients in place must not change a message that is being sent.
-        return [part.to(t).view_as(t).clone() for t, part in zip(tensors, parts, strict=True)]
+        shared: Tensor = rows["values"][0]
+        return shared
 
 
 class Meetings:

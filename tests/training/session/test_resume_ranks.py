@@ -32,7 +32,8 @@ CONFIG = grid(steps=10, checkpoint_every=4, eval_every=2, patience=20.0)
 
 def run(path, steps, average):
     """Train from what the folder holds, if anything, each rank in a thread."""
-    config = replace(CONFIG, steps=steps, average_gradients=average)
+    options = {"gradient_sum": average} if isinstance(average, str) else {}
+    config = replace(CONFIG, steps=steps, average_gradients=bool(average), **options)
     roles = assign_roles(len(RANKS), 0)
     path.mkdir(exist_ok=True)
     agree_on_step(folders(path))
@@ -102,6 +103,17 @@ def test_ranks_go_on_from_the_newest_step_that_all_have(whole, saved, average, t
         RunFolder(path, rank).take_back()
     assert run(path, 10, average) == [None] * 2
     equal(state(path), whole)
+
+
+def test_two_ranks_train_alike_whoever_adds_up_their_gradients(whole, average, tmp_path):
+    """The sum of two numbers is the same along a tree."""
+    if not average:
+        pytest.skip("each rank has weights of its own")
+    assert run(tmp_path / "run", 10, "tree") == [None] * 2
+    found = state(tmp_path / "run")
+    equal(found[0]["policies"], found[1]["policies"])
+    for name in ("policies", "optimizer", "history"):
+        equal([each[name] for each in found], [each[name] for each in whole])
 
 
 def test_ranks_that_went_on_without_others_are_refused(saved, tmp_path):

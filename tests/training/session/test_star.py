@@ -102,6 +102,62 @@ def test_a_rank_that_fails_ends_the_others_which_say_nothing(failing):
     ] * 2
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
+def test_a_sum_along_a_tree_is_the_same_on_all_ranks(size):
+    ranks, transports = stars(size)
+    values = torch.randn(size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    taken = [0] * size
+    for rank, transport in enumerate(transports):
+        take = transport.take
+
+        def counted(envelope, rank=rank, take=take):
+            taken[rank] += 1
+            return take(envelope)
+
+        transport.take = counted
+    for scale in (1.0, 3.0):  # one after another
+        sums = together(lambda r, s=scale: ranks[r].summed(s * values[r]), *range(size))
+        assert all(torch.equal(each, sums[0]) for each in sums)
+        torch.testing.assert_close(sums[0], scale * values.sum(0))
+    assert max(taken) <= 2 * 3  # of each sum, from two below and one above
+    equal = together(
+        lambda r: ranks[r].summed(torch.full((2,), 0.1, dtype=torch.float64)), *range(size)
+    )
+    assert torch.allclose(equal[0], torch.full((2,), 0.1 * size, dtype=torch.float64))
+
+
+def summed(star):
+    try:
+        star.summed(torch.ones(3, dtype=torch.float64))
+    except GfnRbError as error:
+        star.fail(str(error))
+        raise
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3, 6])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_rank_lost_in_a_sum_along_a_tree_ends_all_others_and_one_says_so(lost, is_silent):
+    ranks, transports = stars(7, timeout=0.2)
+    if not is_silent:
+        transports[lost].close()
+    errors = together(summed, *(ranks[rank] for rank in range(7) if rank != lost))
+    told = [str(each) for each in errors if isinstance(each, WorkerError)]
+    assert len(told) == 1
+    assert " is lost: " in told[0]
+    assert is_silent or told[0].startswith(f"rank {lost} is lost: it closed its endpoint")
+    assert sum(isinstance(each, RefusedError) for each in errors) == 5
+
+
+@pytest.mark.parametrize("failing", [0, 2, 5])
+def test_a_rank_that_fails_in_a_sum_along_a_tree_ends_the_others(failing):
+    ranks, _ = stars(7)
+    ranks[failing].fail("loss is NaN")
+    found = together(summed, *(ranks[rank] for rank in range(7) if rank != failing))
+    assert [(type(each), str(each), each.code) for each in found] == [
+        (RefusedError, "loss is NaN", 1)
+    ] * 6
+
+
 def test_what_cannot_be_understood_counts_as_lost():
     ranks, transports = stars(2)
     transports[1].isend([b"nonsense"], 0, TAG)
@@ -262,9 +318,9 @@ def graded(found, value):
     return found
 
 
-@pytest.fixture
-def three():
-    return [GradientAverage(star) for star in stars(3)[0]]
+@pytest.fixture(params=["ranks", "tree"])
+def three(request):
+    return [GradientAverage(star, request.param) for star in stars(3)[0]]
 
 
 def averaged(averages, modules, values):
@@ -301,8 +357,9 @@ def test_without_a_gradient_a_parameter_counts_as_zero_and_a_frozen_one_is_each_
     assert all(each.bias.grad is None for each in modules)
 
 
-def test_a_rank_alone_keeps_its_gradients():
-    average, found = GradientAverage(stars(1)[0][0]), module(0)
+@pytest.mark.parametrize("by", ["ranks", "tree"])
+def test_a_rank_alone_keeps_its_gradients(by):
+    average, found = GradientAverage(stars(1)[0][0], by), module(0)
     average(graded(found, 4.0))
     assert found.weight.grad[0, 0] == 4.0
 
