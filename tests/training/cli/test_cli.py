@@ -113,7 +113,7 @@ TOGETHER = (  # so that each option has an effect
     "--hidden 8 4 --device cpu --threads 1 --eval-every 3 --checkpoint-every 2 "
     "--logger csv --out run --transport local --metrics elbo correlation --metrics.samples 20 "
     "--metrics.backward 3 --offline-data known.csv --offline-share 0.5",
-    "--average-gradients --draw priority --keep top",
+    "--average-gradients --gradient-sum tree --draw priority --keep top",
     "--managers node --managers.exchange-every 5.0 --managers.exchange-quota 7",
 )
 
