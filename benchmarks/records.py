@@ -15,11 +15,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from gfn_rb.training.options import GeneralOptions
 
 FORMAT = 1
 ROOT = Path(__file__).parent.parent
@@ -143,12 +146,28 @@ def read(path: Path) -> Any:
     return report
 
 
+def _with_added(
+    known: Mapping[str, Any], now: Mapping[str, Any], usual: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a configuration with the usual values of the options that it lacks."""
+    filled = {name: usual[name] for name in now if name not in known and name in usual} | known
+    for name, value in filled.items():
+        if isinstance(value, dict) and isinstance(now.get(name), dict):
+            inner = usual.get(name, usual)
+            filled[name] = _with_added(value, now[name], inner if isinstance(inner, dict) else {})
+    return filled
+
+
 def require_same(path: Path, known: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise unless stored results have the configuration that is to be run now.
+
+    An option that was added since has its default in the stored results, as nothing else was there.
 
     Raises:
         RecordError: it has another one, whose results would be mixed or lost.
     """
+    usual = json.loads(json.dumps(asdict(GeneralOptions()), default=str))
+    known = _with_added(known, now, usual)
     names = sorted(known.keys() | now.keys())
     absent = object()
     if wrong := [name for name in names if known.get(name, absent) != now.get(name, absent)]:

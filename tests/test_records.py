@@ -385,3 +385,16 @@ def test_local_measures_the_given_capacities_alone(monkeypatch):
     (_, _, some, _, words, _), (_, _, every, *_) = given
     assert (some.capacities, some.paths, words) == ((100_000,), (100_000,), ["--parts", "extend"])
     assert every == local.FULL
+
+
+def test_an_option_added_since_has_its_default_in_stored_results(tmp_path):
+    path, known = tmp_path / "a.json", {"seed": 0, "managers": {"n": 0}}
+    now = {"seed": 0, "gradient_sum": "ranks", "managers": {"n": 0, "exchange_every": 10.0}}
+    records.require_same(path, known, now)
+    records.require_same(path, {"arm": known}, {"arm": now})
+    with pytest.raises(records.RecordError, match="another gradient_sum"):
+        records.require_same(path, known, {**now, "gradient_sum": "tree"})
+    with pytest.raises(records.RecordError, match="another managers"):
+        records.require_same(path, {"seed": 0, "managers": {"n": 1}}, now)
+    with pytest.raises(records.RecordError, match="another height"):
+        records.require_same(path, known, {**now, "height": 8})
