@@ -8,6 +8,7 @@ import inspect
 import linecache
 import multiprocessing
 import sys
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 
@@ -373,3 +374,11 @@ def with_journal(make):
         return journaled(make(*args, **options), journal, sync, secret)
 
     return made
+
+
+def until(happened, seconds=120):
+    """Wait for what must happen within some seconds."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -149,7 +149,7 @@ def require_addable(folder: Path, row: Row) -> None:
     """Raise unless results of a row can be added to those that are stored.
 
     Raises:
-        RecordError: these are of another configuration, which includes options added since.
+        RecordError: these are of another configuration.
     """
     path = folder / f"published_{row.name}.json"
     if (known := read(path)) is not None:

@@ -155,7 +155,7 @@ class Weights:
         At least one row must have a finite weight.
         """
         uniform = torch.rand(n, dtype=torch.float64, generator=generator).numpy()
-        log_mass = math.log(self._total())
+        log_mass = self._log_mass()
         arrays = self._log_weight, self._mass, self._start
         row, log_prob = np.empty(n, np.int64), np.empty(n, np.float32)
         _draw(uniform, *arrays, self._origin, log_mass, row, log_prob)

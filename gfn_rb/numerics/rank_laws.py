@@ -20,7 +20,7 @@ from gfn_rb.shapes import Float, Float64, Int64
 # Ranks whose mass is summed one by one. Beyond them the expansion that follows is exact.
 _HEAD = 2**12
 _NEAR = 512  # below it the digamma function loses fewer digits than three terms of the expansion
-_FEW = 4
+_FEW = 4  # ranks, whose mass is summed as well: a difference would lose digits
 _Draws = tuple[Int64[np.ndarray, "k"], Float[np.ndarray, "k"]]
 
 
@@ -190,7 +190,6 @@ def _harmonic_shared(first, end, offset, total):  # type: ignore[no-untyped-def]
     log_prob = np.empty(len(first), np.float32)
     for i in range(len(first)):
         rank, mass = first[i], 0.0
-        # Near 0 the expansion is not exact, and of few ranks a difference loses digits.
         while rank < end[i] and (rank + offset < _NEAR or end[i] - rank < _FEW):
             mass += 1 / (rank + offset)
             rank += 1

@@ -52,6 +52,10 @@ class ManagerExchange:
         self.managers, self.every = sorted(managers), every
         self.terms = require_terms(quota, policy, False)
 
+    def peers_of(self, rank: int) -> list[int]:
+        """Return the managers but one."""
+        return [each for each in self.managers if each != rank]
+
 
 class PeerFeeder:
     """Sends the other managers of an exchange what they do not know.
@@ -71,7 +75,7 @@ class PeerFeeder:
         members: Membership,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.peers = [rank for rank in exchange.managers if rank != channel.transport.rank]
+        self.peers = exchange.peers_of(channel.transport.rank)
         self.has_ended = False
         self._exchange, self._channel, self._index = exchange, channel, index
         self._members, self._clock = members, clock

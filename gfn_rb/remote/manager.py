@@ -131,7 +131,7 @@ class ReplayBufferManager(MessageHandler):
             )
         if rows is not None:
             _lay_out(buffer, rows)
-        roles = managers
+        roles, others = managers, list[int]()
         if exchange is not None:
             require_kind("exchange", exchange, ManagerExchange)
             if managers is not None:
@@ -141,9 +141,8 @@ class ReplayBufferManager(MessageHandler):
                     "every of an exchange must be at most half of worker_timeout, got "
                     f"{exchange.every:g} with worker_timeout={worker_timeout:g}"
                 )
-            roles = exchange.managers
+            roles, others = exchange.managers, exchange.peers_of(transport.rank)
         served = check_roles(transport, roles, workers)
-        others = [rank for rank in roles or () if rank != transport.rank] if exchange else []
         members = Membership([*served, *others], worker_timeout)
         channel = FrameChannel(transport, compact or compact_rows_of(buffer), _MAX_ROWS)
         baseline = Baseline() if baseline is None else baseline

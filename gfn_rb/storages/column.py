@@ -25,6 +25,7 @@ from gfn_rb.storages.tensors import require_rows
 # What identifies a content: the storage's revision, then of each tensor watched its version and its
 # address, for it may be replaced by another.
 Version = tuple[int, ...]
+_UNKNOWN = object()  # in place of the slots of a storage
 
 
 class RowChanges:
@@ -64,7 +65,7 @@ class KeyColumn:
         self._changes = RowChanges()
         self._raw: Tensor | None = None
         self._plain: Tensor | None = None
-        self._slots: Any = None  # of the storage, whose entries were looked up
+        self._slots: Any = _UNKNOWN  # of the storage, whose entries were looked up
         self._entries: list[tuple[NestedKey, Any]] = []  # that are watched
         self._watched: list[Tensor] = []  # the same, as plain tensors
 
@@ -86,7 +87,7 @@ class KeyColumn:
 
     def watch_also(self, reads: Callable[[NestedKey], bool]) -> None:
         """Have :meth:`version` change with other entries, too."""
-        self._reads, self._slots = reads, None
+        self._reads, self._slots = reads, _UNKNOWN
 
     def announce(self, storage: Storage, index: Tensor) -> None:
         """Record that rows were just written; -1 stands for a row that was not."""
@@ -122,12 +123,12 @@ class KeyColumn:
 
     def version(self, storage: Storage) -> Version:
         """Return what identifies the present content."""
-        known = compat.known_version(storage, self._slots, self._entries, self._watched)
+        known = compat.column_version(storage, self._slots, self._entries, self._watched)
         return self._looked_up(storage) if known is None else known
 
     def version_after_write(self, storage: Storage) -> Version:
         """Return the :meth:`version` after a write in place, which replaces no tensor."""
-        known = compat.known_version(storage, self._slots, (), self._watched)
+        known = compat.column_version(storage, self._slots, (), self._watched)
         return self._looked_up(storage) if known is None else known
 
     def _looked_up(self, storage: Storage) -> Version:
@@ -139,8 +140,11 @@ class KeyColumn:
                 if self._reads(name):
                     self._entries.append((name, entry))
                     self._watched.append(entry.detach().as_subclass(Tensor))
-        self._slots = compat.all_slots(storage)
-        return compat.content_version(storage, self._watched)
+        slots = compat.all_slots(storage)
+        self._slots = _UNKNOWN if slots is None else slots  # looked up again until there are any
+        version = compat.column_version(storage, slots, (), self._watched)
+        assert version is not None  # these are its slots
+        return version
 
     def _watch_own(self, storage: Storage) -> None:
         self._watched.append(self._leaf(storage))

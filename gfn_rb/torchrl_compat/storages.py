@@ -34,12 +34,11 @@ __all__ = [
     "attached_buffers",
     "attached_generations",
     "bump_mutation_revision",
-    "content_version",
+    "column_version",
     "counter_addresses",
     "entry_in",
     "forget_layout",
     "generations_at",
-    "known_version",
     "last_cursor",
     "length_of",
     "mark_update",
@@ -60,31 +59,22 @@ _SLOT_GENERATIONS = "_slot_generations"
 UNKNOWN_GENERATION = -2  # of a row that nobody remembers drawing; -1 is of one never written
 
 
-def content_version(storage: Storage, tensors: Iterable[Tensor]) -> tuple[int, ...]:
+def column_version(
+    storage: Storage, slots: Any, entries: Iterable[tuple[Any, Any]], tensors: Iterable[Tensor]
+) -> tuple[int, ...] | None:
     """Return what changes with each write to a storage or, in this process, to tensors of it.
 
     The mutation revision, then of each tensor its in-place writes (``Tensor._version``) and its
-    address, for it may be replaced: without them writes behind a storage's back go unnoticed.
-    """
-    version = [int(storage._mutation_revision)]
-    for tensor in tensors:
-        version += tensor._version, tensor.data_ptr()
-    return tuple(version)
-
-
-def known_version(
-    storage: Storage, slots: Any, entries: Iterable[tuple[Any, Any]], tensors: Iterable[Tensor]
-) -> tuple[int, ...] | None:
-    """Return :func:`content_version` where slots and entries are still those of the storage.
-
-    It reads ``TensorStorage._storage`` and ``TensorDict._tensordict``.
+    address, for it may be replaced: without them writes behind a storage's back go unnoticed. None
+    where slots or entries are no longer those of the storage (``TensorStorage._storage``,
+    ``TensorDict._tensordict``).
     """
     held: Any = getattr(storage, "_storage", None)
-    if held is None or held is not slots:
+    if held is not slots:
         return None
-    plain = slots._tensordict if type(slots) is TensorDict else {}
+    plain = held._tensordict if type(held) is TensorDict else {}
     for name, entry in entries:
-        if plain.get(name) is not entry and slots.get(name, None) is not entry:
+        if plain.get(name) is not entry and held.get(name, None) is not entry:
             return None  # replaced by another tensor
     version = [int(storage._mutation_revision)]
     for tensor in tensors:

@@ -17,7 +17,7 @@ from gfn_rb.storages.sharing import has_recorders
 from gfn_rb.storages.tensors import EncodedStorage
 from gfn_rb.writers.rows import tensors_of
 
-_NO_SLOTS = torch.zeros(0, dtype=torch.int64)
+NO_SLOTS = torch.zeros(0, dtype=torch.int64)
 
 
 class RowAddresses:
@@ -27,7 +27,7 @@ class RowAddresses:
         self._stored: Any = None  # the columns, when they were looked up
         # Of each column: its name, a tensor, a batch without rows.
         self._leaves: list[tuple[Any, Tensor, Tensor]] | None = None
-        self._put = _NO_SLOTS  # what :meth:`addresses` returned last
+        self._put = NO_SLOTS  # what :meth:`addresses` returned last
         self.tensors: list[Tensor] = []
         self._came: list[Tensor] = []  # copies of rows that did not lie side by side
 
@@ -41,17 +41,15 @@ class RowAddresses:
         memory of this process alone.
         """
         if not IS_AVAILABLE or has_recorders(storage):
-            return _NO_SLOTS
+            return NO_SLOTS
         if compat.all_slots(storage) is not self._stored:
             self._look_up(storage)
         counts = compat.counter_addresses(storage)
         if self._leaves is None or counts is None:
-            return _NO_SLOTS
+            return NO_SLOTS
         stamps = compat.slot_generations(storage)
         beside = counters.data_ptr(), ages.data_ptr(), 0 if stamps is None else stamps.data_ptr()
-        rows: Any = None if data is None else compat.plain_entries(data)
-        if data is not None and rows is None:
-            rows = tensors_of(data)
+        rows = None if data is None else tensors_of(data)
         self._came = []
         put = self._put.numpy()
         put[:FIRST_LEAF] = *counts, *beside
@@ -60,7 +58,7 @@ class RowAddresses:
             value: Any = none if rows is None else rows.get(name)
             # A wrong address would corrupt memory, so that everything doubtful goes by PyTorch.
             if type(value) is not Tensor or not value.is_cpu or value.dtype != leaf.dtype:
-                return _NO_SLOTS
+                return NO_SLOTS
             if not value.is_contiguous() or value.is_neg() or value.is_conj():
                 value = value.resolve_conj().resolve_neg().contiguous()
                 self._came.append(value)  # so that its memory is there when it is read

@@ -40,7 +40,7 @@ from gfn_rb.shapes import Float, Float64, Int64, Rows, Shaped
 from gfn_rb.storages.column import KeyColumn, Version
 from gfn_rb.storages.sharing import PendingWrite, begin, done
 from gfn_rb.storages.tensors import is_laid_out
-from gfn_rb.writers.addresses import RowAddresses
+from gfn_rb.writers.addresses import NO_SLOTS, RowAddresses
 from gfn_rb.writers.features import Features, read_stored
 from gfn_rb.writers.rows import check_number
 
@@ -49,7 +49,6 @@ Tie = Literal["newest", "oldest"]
 _OFFERED, _WRITTEN = range(2)
 _AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered
 _NOTHING = np.zeros(0, np.int64)
-_NO_SLOTS = torch.from_numpy(_NOTHING)
 _NO_ROWS = torch.zeros(0, 1, dtype=torch.int64)
 
 
@@ -290,7 +289,7 @@ class RowExchange:
         n_in = known.exchange(*offer, put)
         if n_in == ALIASED:  # rows of this storage: PyTorch copies them before it writes
             self.version, pending.is_written = None, False
-            n_in = known.exchange(*offer, _NO_SLOTS)
+            n_in = known.exchange(*offer, NO_SLOTS)
         if n_in == NOT_A_NUMBER:
             done(storage)
             self.check(key)

@@ -3,9 +3,10 @@
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack, suppress
+from functools import partial
 
+import factories
 import pytest
 from remote.remote_runs import objects, serve_until, threads, values_of
 from transports.ranks import environment
@@ -25,6 +26,7 @@ from gfn_rb.transports import TCPTransport
 
 ROLES = RankRoles.by_node(["a", "a", "b", "b"])
 (KILLED, HERE), PATIENCE = ROLES.managers, 60.0
+until = partial(factories.until, seconds=PATIENCE)
 
 
 def made(transport, rb):
@@ -45,13 +47,6 @@ def manage(where, journal):
 def started(where, folder):
     command = [sys.executable, __file__, where, str(folder / "journal")]
     return subprocess.Popen(command, env=environment())
-
-
-def until(happened):
-    end = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

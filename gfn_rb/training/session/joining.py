@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from gfn_rb.errors import (
@@ -21,7 +21,7 @@ from gfn_rb.errors import (
     WorkerError,
 )
 from gfn_rb.remote.channel import FrameChannel, ReceivedFrame
-from gfn_rb.shapes import Float64
+from gfn_rb.shapes import Float, Float64
 from gfn_rb.training.options import TransportName
 from gfn_rb.training.session import RefusedError
 from gfn_rb.transports import MPITransport, TCPTransport, Transport
@@ -31,7 +31,6 @@ from gfn_rb.transports.meeting import meet
 
 TAG = 20
 _MESSAGE, _FAILED = 101, 102  # kinds of frames
-_VALUES = "values"  # the column of a message of numbers
 _FLUSHING = 1.0  # seconds in which others take the message that this rank fails
 
 # By place; kept, since rank 0 may serve one that others are still to find. All processes make as
@@ -113,9 +112,9 @@ class Star:
             for each in self._receive_all(children, deadline):
                 total = total + each
             if at:
-                self._send([parent], _MESSAGE, None, TensorDict({_VALUES: total[None]}, [1]))
+                self._send([parent], _MESSAGE, None, row_of(total))
                 (total,) = self._receive_all([parent], deadline)
-            self._send(children, _MESSAGE, None, TensorDict({_VALUES: total[None]}, [1]))
+            self._send(children, _MESSAGE, None, row_of(total))
         except PeerLostError as error:
             raise self._lost(error.rank, error.reason) from error
         return total
@@ -132,7 +131,7 @@ class Star:
             if len(found) < len(ranks):
                 message = self._channel.receive(None, TAG, seconds)
                 if message is not None and (rows := self._checked(message).rows) is not None:
-                    found[message.source] = rows[_VALUES][0]
+                    found[message.source] = vector_in(rows)
             return len(found) == len(ranks)
 
         if not deadline.wait(have_come):
@@ -204,6 +203,17 @@ class Star:
         )
         why = f"rank {rank} is lost: {why}"
         return WorkerError(why) if prints else RefusedError(why, code=1)
+
+
+def row_of(values: Float[Tensor, "n"]) -> TensorDict:
+    """Return a vector as the row of a message."""
+    return TensorDict({"values": values[None]}, [1])
+
+
+def vector_in(rows: TensorDictBase) -> Float[Tensor, "n"]:
+    """Return the vector in what :func:`row_of` returned."""
+    values: Tensor = rows["values"][0]
+    return values
 
 
 def _silent(deadline: Deadline) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Literal
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
@@ -26,7 +26,7 @@ from gfn_rb.training.config import TrainConfig
 from gfn_rb.training.objectives import make_loss
 from gfn_rb.training.options import GradientSum, SoftmaxDraw
 from gfn_rb.training.session.folder import RunFolder, run_secret
-from gfn_rb.training.session.joining import Star
+from gfn_rb.training.session.joining import Star, row_of, vector_in
 from gfn_rb.training.session.signals import StopSignals
 from gfn_rb.training.trainer import Trainer
 from gfn_rb.transports import Transport
@@ -74,16 +74,15 @@ class GradientAverage:
         return (total / (1 + len(self._star.others))).to(own.dtype)
 
     def _mean_by_first(self, own: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        messages = self._star.gather(rows=TensorDict({"values": own[None]}, [1]))
+        messages = self._star.gather(rows=row_of(own))
         # In double precision: the mean of equal numbers is then exactly that number.
         total = own.double()
         for message in messages:
             assert message.rows is not None
-            total += message.rows["values"][0]
+            total += vector_in(message.rows)
         mean = (total / (1 + len(messages))).to(own.dtype)
-        _, rows = self._star.share(rows=TensorDict({"values": mean[None]}, [1]))
-        shared: Tensor = rows["values"][0]
-        return shared
+        _, rows = self._star.share(rows=row_of(mean))
+        return vector_in(rows)
 
 
 class Meetings:

@@ -11,9 +11,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from factories import rows
+from factories import rows, until
 from torchrl import torchrl_logger
-from training.session.distributed_runs import until
 from training.session.test_run import assert_same_results
 
 import gfn_rb

@@ -36,14 +36,6 @@ sys.exit(code)
 """
 
 
-def until(happened, seconds=120):
-    """Wait for what must happen within some seconds."""
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 class Job:
     """Commands under mpiexec, one after the other, in the background. Leaving it ends them.
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from training.session.distributed_runs import until
+from factories import until
 from training.training_runs import equal, grid, timeless
 from transports.ranks import environment
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from training.session.distributed_runs import until
+from factories import until
 from training.training_runs import GRID, equal, grid, timeless
 
 import gfn_rb

@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,14 +57,16 @@ def test_the_first_rank_gathers_and_shares_rows_and_values():
     assert alone.share({"next": 1}) == ({"next": 1}, None)
 
 
-def met(star):
+def met(star, work=lambda star: (star.gather(), star.share())):
     """What ranks do at each step; a rank that fails tells the others."""
     try:
-        star.gather()
-        star.share()
+        work(star)
     except GfnRbError as error:
         star.fail(str(error))
         raise
+
+
+summed = partial(met, work=lambda star: star.summed(torch.ones(3, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -92,14 +95,17 @@ def test_the_ranks_share_one_deadline_however_many_they_are():
         timer.join()
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_rank_that_fails_ends_the_others_which_say_nothing(failing):
-    ranks, _ = stars(3)
+@pytest.mark.parametrize(
+    ("exchange", "size", "failing"),
+    [(met, 3, 0), (met, 3, 1), (met, 3, 2), (summed, 7, 0), (summed, 7, 2), (summed, 7, 5)],
+)
+def test_a_rank_that_fails_ends_the_others_which_say_nothing(exchange, size, failing):
+    ranks, _ = stars(size)
     ranks[failing].fail("loss is NaN")
-    found = together(met, *(ranks[rank] for rank in range(3) if rank != failing))
+    found = together(exchange, *(ranks[rank] for rank in range(size) if rank != failing))
     assert [(type(each), str(each), each.code) for each in found] == [
         (RefusedError, "loss is NaN", 1)
-    ] * 2
+    ] * (size - 1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
@@ -126,14 +132,6 @@ def test_a_sum_along_a_tree_is_the_same_on_all_ranks(size):
     assert torch.allclose(equal[0], torch.full((2,), 0.1 * size, dtype=torch.float64))
 
 
-def summed(star):
-    try:
-        star.summed(torch.ones(3, dtype=torch.float64))
-    except GfnRbError as error:
-        star.fail(str(error))
-        raise
-
-
 @pytest.mark.parametrize("lost", [0, 1, 3, 6])
 @pytest.mark.parametrize("is_silent", [False, True])
 def test_a_rank_lost_in_a_sum_along_a_tree_ends_all_others_and_one_says_so(lost, is_silent):
@@ -146,16 +144,6 @@ def test_a_rank_lost_in_a_sum_along_a_tree_ends_all_others_and_one_says_so(lost,
     assert " is lost: " in told[0]
     assert is_silent or told[0].startswith(f"rank {lost} is lost: it closed its endpoint")
     assert sum(isinstance(each, RefusedError) for each in errors) == 5
-
-
-@pytest.mark.parametrize("failing", [0, 2, 5])
-def test_a_rank_that_fails_in_a_sum_along_a_tree_ends_the_others(failing):
-    ranks, _ = stars(7)
-    ranks[failing].fail("loss is NaN")
-    found = together(summed, *(ranks[rank] for rank in range(7) if rank != failing))
-    assert [(type(each), str(each), each.code) for each in found] == [
-        (RefusedError, "loss is NaN", 1)
-    ] * 6
 
 
 def test_what_cannot_be_understood_counts_as_lost():
