@@ -202,14 +202,17 @@ def _diffusion_table(share: str, parts: Mapping[str, Any]) -> str:
 
 
 def _last_run(stored: Mapping[str, Any]) -> str:
-    """Return what ``make figures`` compared the last time, and what had left its range."""
-    lines = ["| command | figures compared | left their range | CPU s |", "| --- " * 4 + "|"]
+    """Return what ``make figures`` compared the last time, and what was not in its range."""
+    head = ["command", "figures compared", "left their range", "quicker", "CPU s"]
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    named = []
     for each in stored["results"]:
-        cells = f"{each['compared']} | {len(each['left'])} | {each['cpu_seconds']:.0f}"
-        lines.append(f"| `{each['name']}` | {cells} |")
-    left = [f"- {line}" for each in stored["results"] for line in each["left"]]
+        left, quicker = each["left"], each.get("quicker", [])  # results before it have none
+        numbers = [each["compared"], len(left), len(quicker), each["cpu_seconds"]]
+        lines.append(f"| `{each['name']}` | {' | '.join(map(str, numbers))} |")
+        named += [f"- {line}" for line in [*left, *quicker]]
     facts = age(stored["measured"]) + _beside(stored["measured"])
-    return "\n".join([*lines, "", *left, *[""] * bool(left), facts])
+    return "\n".join([*lines, "", *named, *[""] * bool(named), facts])
 
 
 def duration(microseconds: float) -> str:

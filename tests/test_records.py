@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -177,18 +178,59 @@ def test_times_have_two_digits_and_their_unit(tmp_path):
     assert (head, row) == ("| | 64 ranks | 1,000 ranks |", "| close | 10 us | 2 ms |")
 
 
+def left_of(found, stored):
+    return [each for each in figures.ratios_out_of_range(found, stored) if each is not None]
+
+
 def lines_of(found, stored):
-    return [line for line in figures.ratios_out_of_range(found, stored) if line is not None]
+    assert not any(each.is_quicker for each in left_of(found, stored))
+    return [each.line for each in left_of(found, stored)]
 
 
 def test_ratios_that_left_their_range_are_named():
     assert [*figures.ratios_out_of_range(timed(1.3), timed(1.0))] == [None]
     assert lines_of(timed(1.5), timed(1.0)) == ["extend at 8: 1.5, stored 0.9 to 1.1"]
-    assert lines_of(timed(0.7), timed(1.0)) == ["extend at 8: 0.7, stored 0.9 to 1.1"]
     assert lines_of(timed(1.5), None) == ["extend at 8: 1.5, not measured before"]
     nothing = {"parts": {"extend": {"results": []}}}
     assert lines_of(nothing, timed(1.0)) == ["extend at 8: stored, not measured now"]
     assert lines_of({"parts": {}}, timed(1.0)) == []  # that part did not run
+
+
+def test_a_ratio_below_its_range_is_quicker():
+    (found,) = left_of(timed(0.7), timed(1.0))
+    assert found == figures.Left("extend at 8: 0.7, stored 0.9 to 1.1, quicker", is_quicker=True)
+    assert left_of(timed(0.73), timed(1.0)) == []
+
+
+def test_the_range_of_a_ratio_is_that_of_several_processes():
+    row = {"bound": 1.2, "met": False, "rounds": 5, "ours": 1.0, "peer": 1.0}
+    reports = []
+    for ratio in (1.5, 1.0, 0.8):
+        reports.append(timed(ratio))
+        reports[-1]["parts"]["extend"]["results"][0].update(row, ours=ratio)
+    (found,) = figures.merged(reports)["parts"]["extend"]["results"]
+    assert (found["low"], found["ratio"], found["high"]) == (0.8, 1.0, 1.5)
+    assert (found["ours"], found["peer"], found["rounds"], found["met"]) == (1.0, 1.0, 15, True)
+
+
+def test_make_figures_runs_processes_and_stores_their_range(tmp_path, monkeypatch):
+    ratios = iter([1.0, 1.4, 1.2])
+
+    def run(name, *words):
+        report = timed(next(ratios))
+        report["parts"]["extend"]["results"][0].update(bound=None, rounds=1, ours=1.0, peer=1.0)
+        report["parts"]["extend"]["measured"] = records.measured("groups", {"quick": False}, [0])
+        Path(words[-1]).write_text(json.dumps(report))
+
+    (tmp_path / "stored").mkdir()
+    monkeypatch.setattr(figures, "RESULTS", tmp_path / "stored")
+    monkeypatch.setattr(figures, "_run", run)
+    (left,) = figures._timed("groups", [], tmp_path, store=True)
+    assert left.line == "extend at 8: 1.2, not measured before"
+    stored = records.read(tmp_path / "stored" / "groups.json")["parts"]["extend"]
+    assert stored["measured"]["options"] == {"quick": False, "processes": 3}
+    (row,) = stored["results"]
+    assert (row["low"], row["ratio"], row["high"]) == (1.0, 1.2, 1.4)
 
 
 def test_a_ratio_that_waits_for_a_disk_has_a_wider_range():
@@ -212,18 +254,21 @@ def test_figures_of_learning_that_left_their_range_are_named():
 
     assert [*figures.learned_out_of_range(learned(7), learned(3, 5))] == [None]
     assert [*figures.learned_out_of_range(learned(8), learned(3, 5))] == [
-        "modes_found: 8, stored 3 to 5"
+        figures.Left("modes_found: 8, stored 3 to 5")
     ]
-    assert [*figures.learned_out_of_range(learned(8), None)] == ["not measured before"]
+    assert [*figures.learned_out_of_range(learned(8), None)] == [
+        figures.Left("not measured before")
+    ]
 
 
 def test_one_benchmark_that_fails_leaves_the_figures_of_the_others(tmp_path, monkeypatch, capsys):
-    """A failure, a benchmark that compares nothing, and one whose ratio is in its range."""
+    """A failure, a benchmark that compares nothing, and one whose ratios are in their range."""
 
     def measure(name, words, folder, store):
         if name == "groups":
             figures._run("no_such_benchmark")
-        yield from [] if name == "interop" else [None]
+        quicker = figures.Left("draw at 8: 0.1, quicker", is_quicker=True)
+        yield from [] if name == "interop" else [None, quicker]
 
     names = ("groups", "interop", "rollout")
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
@@ -232,12 +277,13 @@ def test_one_benchmark_that_fails_leaves_the_figures_of_the_others(tmp_path, mon
     monkeypatch.setattr(figures, "_timed", measure)
     monkeypatch.setattr(pages, "main", lambda: None)
     assert figures.main(["--store"]) == 1
-    *_, failed, none = capsys.readouterr().out.splitlines()
+    *_, quicker, failed, none = capsys.readouterr().out.splitlines()
+    assert quicker == "rollout, draw at 8: 0.1, quicker"
     assert failed == "groups, benchmarks.no_such_benchmark ended with status 1"
     assert none == "interop, nothing was compared"
     table = pages.table_of("figures", "last", folder=tmp_path)
-    assert "| `rollout` | 1 | 0 | 0 |" in table
-    assert "- interop, nothing was compared" in table
+    assert "| `rollout` | 2 | 0 | 1 | 0 |" in table
+    assert "- interop, nothing was compared\n- rollout, draw at 8: 0.1, quicker\n" in table
     monkeypatch.setattr(figures, "TIMED", {"rollout": ()})
     assert figures.main([]) == 0
 
@@ -247,7 +293,9 @@ def test_figures_of_other_options_are_not_compared(tmp_path, monkeypatch):
     runs.save(tmp_path, other, [result(0)])
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     row = figures._checked("row", figures._learned(ROW, tmp_path, store=False))
-    assert "got another lr" in row["left"][0]
+    (line,) = row["left"]
+    assert "got another lr" in line
+    assert len(line.splitlines()) == 1
 
 
 def test_a_figure_of_learning_that_is_equal_confirms_the_stored_seed(tmp_path, monkeypatch):
