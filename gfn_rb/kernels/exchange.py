@@ -20,6 +20,7 @@ An example, with room for two rows, one of each object::
 from __future__ import annotations
 
 import math
+import struct
 from functools import cache
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ from gfn_rb.kernels.objects import (
     free_entry,
     take_out,
 )
-from gfn_rb.shapes import Float64, Int64
+from gfn_rb.shapes import Float, Int64
 
 UNKNOWN = np.iinfo(np.int64).max  # age of a slot without a row, or of a row that others wrote
 NO_SLOT = -1
@@ -86,10 +87,11 @@ ENTRY = np.dtype([("key", "f8"), ("age", "i8"), ("slot", "i8")])  # of the heap 
 LENGTH_AT, REVISION_AT, COUNTS_AT, AGE_AT, STAMPS_AT, FIRST_LEAF = range(6)
 STORED_AT, CAME_AT, WIDTH, N_BYTES, LEAF_SIZE = range(5)
 # Arguments of a call by their addresses: of a batch, of slots, and of two tables.
-(_KEY_AT, _N_ROWS, _OBJECTS_AT, _N_OBJECTS, _OBJECTS_WIDTH, _GROUPS_AT, _N_GROUPS, _GROUPS_WIDTH,
- _REMOVED_AT, _N_REMOVED, _RESULTS_AT, _N_RESULTS, _PUT_AT, _N_PUT, _OFFERED, _IS_NEWEST,
- _ON_DUPLICATE, _PER_GROUP, _DUPLICATE_AS, _REFUSED, _HELD_AT, _N_SLOTS, _WORST_AT, _WORST_SIZE,
- _STATE_AT, _OBJECT_TABLE) = range(26)  # fmt: skip
+(_KEY_AT, _N_ROWS, _KEY_SIZE, _OBJECTS_AT, _N_OBJECTS, _OBJECTS_WIDTH, _GROUPS_AT, _N_GROUPS,
+ _GROUPS_WIDTH, _REMOVED_AT, _N_REMOVED, _RESULTS_AT, _N_RESULTS, _PUT_AT, _N_PUT, _OFFERED,
+ _IS_NEWEST, _ON_DUPLICATE, _PER_GROUP, _DUPLICATE_AS, _REFUSED, _SIGN, _HELD_AT, _N_SLOTS,
+ _WORST_AT, _WORST_SIZE, _STATE_AT, _OBJECT_TABLE) = range(28)  # fmt: skip
+_BATCH = struct.Struct(f"{_HELD_AT}q")
 (_ROWS_AT, _TABLE_SLOTS, _TABLE_WIDTH, _LINK_AT, _ENTRY_AT, _N_ENTRIES, _TABLE_KEY_AT, _SHIFT,
  _TABLE_SIZE) = range(9)  # fmt: skip
 _GROUP_TABLE, _CALL_SIZE = _OBJECT_TABLE + _TABLE_SIZE, _OBJECT_TABLE + 2 * _TABLE_SIZE
@@ -114,14 +116,15 @@ class Slots(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The last fields of :class:`Offer`."""
+    """The last fields of :class:`Offer`, and the sign of its keys."""
 
-    offered: int
+    offered: int  # read from where the write counts rows, if there is a write
     is_newest: bool
     on_duplicate: int
     per_group: int
     duplicate: int
     refused: float
+    sign: int = 1  # of the keys given, which makes the largest the best
 
 
 class Offer(NamedTuple):
@@ -658,14 +661,14 @@ def _exchange_at(at):
     numba looks at each array that Python passes, which takes longer than the exchange of a few
     rows.
     """
-    n, refused = at[_N_ROWS], math.nan
+    refused = math.nan
     if at[_REFUSED] != 0:
         refused = math.inf if at[_REFUSED] > 0 else -math.inf
     offer = Offer(
-        carray(pointer(at[_KEY_AT]), (n,), np.float64),
+        _keys_at(at),
         carray(pointer(at[_OBJECTS_AT]), (at[_N_OBJECTS], at[_OBJECTS_WIDTH]), np.int64),
         carray(pointer(at[_GROUPS_AT]), (at[_N_GROUPS], at[_GROUPS_WIDTH]), np.int64),
-        at[_OFFERED],
+        _offered_at(at),
         at[_IS_NEWEST] != 0,
         at[_ON_DUPLICATE],
         at[_PER_GROUP],
@@ -684,6 +687,26 @@ def _exchange_at(at):
     results = carray(pointer(at[_RESULTS_AT]), (N_RESULTS, at[_N_RESULTS]), np.int64)
     objects, groups = _table_at(at[_OBJECT_TABLE:]), _table_at(at[_GROUP_TABLE:])
     return exchange(offer, removed, slots, objects, groups, results, put)
+
+
+@compiled
+def _offered_at(at):
+    """Return how many rows were offered before, which a write counts as well."""
+    if at[_N_PUT] == 0:
+        return at[_OFFERED]
+    return integers_at(integers_at(at[_PUT_AT], FIRST_LEAF)[COUNTS_AT], 1)[0]
+
+
+@compiled
+def _keys_at(at):
+    n, key = at[_N_ROWS], np.empty(at[_N_ROWS])
+    if at[_KEY_SIZE] == 4:
+        key[:] = carray(pointer(at[_KEY_AT]), (n,), np.float32)
+    else:
+        key[:] = carray(pointer(at[_KEY_AT]), (n,), np.float64)
+    if at[_SIGN] < 0:
+        key[:] = -key
+    return key
 
 
 @compiled
@@ -710,6 +733,7 @@ class KnownRows:
     def __init__(self, slots: Slots, objects: Objects, groups: Objects) -> None:
         self.slots, self.objects, self.groups = slots, objects, groups
         held, worst, state = slots
+        self.state = state.data  # whose numbers are read in a third of the time
         self._at = np.zeros(_CALL_SIZE, np.int64)
         self._at[_HELD_AT:] = [
             *(held.ctypes.data, len(held), worst.ctypes.data, len(worst), state.ctypes.data),
@@ -719,7 +743,7 @@ class KnownRows:
 
     def exchange(
         self,
-        key: Float64[Tensor, "n"],
+        key: Float[Tensor, "n"],
         objects: Int64[Tensor, "o width"],
         groups: Int64[Tensor, "g columns"],
         rules: Rules,
@@ -727,18 +751,22 @@ class KnownRows:
         results: Int64[Tensor, "4 l"],
         put: Int64[Tensor, "p"],
     ) -> int:
-        """Exchange rows; see :func:`exchange`. All tensors lie side by side, on the host."""
+        """Exchange rows; see :func:`exchange`. All tensors lie side by side, on the host.
+
+        Keys are of single or double precision.
+        """
         if not IS_AVAILABLE:
-            offer = Offer(key.numpy(), objects.numpy(), groups.numpy(), *rules)
+            signed = rules.sign * key.to(torch.float64).numpy()
+            offer = Offer(signed, objects.numpy(), groups.numpy(), *rules[:-1])
             known = self.slots, self.objects.table, self.groups.table
             return int(exchange(offer, removed.numpy(), *known, results.numpy(), put.numpy()))
-        refused = rules.refused
-        self._at[:_HELD_AT] = (
-            *(key.data_ptr(), *key.shape, objects.data_ptr(), *objects.shape),
-            *(groups.data_ptr(), *groups.shape, removed.data_ptr(), *removed.shape),
-            *(results.data_ptr(), results.shape[1], put.data_ptr(), *put.shape, *rules[:-1]),
-            0 if math.isnan(refused) else math.copysign(1, refused),
-        )
+        *numbers, refused, sign = rules
+        _BATCH.pack_into(
+            self._at.data, 0, key.data_ptr(), key.shape[0], key.itemsize, objects.data_ptr(),
+            *objects.shape, groups.data_ptr(), *groups.shape, removed.data_ptr(), removed.shape[0],
+            results.data_ptr(), results.shape[1], put.data_ptr(), put.shape[0], *numbers,
+            0 if math.isnan(refused) else int(math.copysign(1, refused)), sign,
+        )  # fmt: skip
         return int(_exchange_at(self._at))
 
 
@@ -900,6 +928,6 @@ def compile_exchange() -> None:
     )
     rules = Rules(0, True, REFRESH, 1, DUPLICATE, math.nan)
     results = torch.full((N_RESULTS, 2), NO_SLOT)
-    key = torch.zeros(1, dtype=torch.float64)
+    key = torch.zeros(1)
     KnownRows(slots, objects, groups).exchange(key, one, one, rules, none, results, none)
     relabel(np.zeros(1, np.int64), np.zeros(1), slots, groups.table, True)

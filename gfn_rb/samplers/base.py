@@ -196,7 +196,8 @@ class KeySampler(StateInFolder, Sampler, metaclass=_KeepReplacement):
         """Record that rows were written."""
         if storage is not None:
             note_storage(storage)
-            self._column.announce(storage, torch.as_tensor(index, dtype=torch.int64))
+            slot = index if isinstance(index, Tensor) else torch.as_tensor(index)
+            self._column.announce(storage, slot)
 
     @outside_graph
     def can_sample(self, storage: Storage, batch_size: int) -> bool:

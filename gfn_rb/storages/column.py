@@ -10,6 +10,7 @@ moves each by exactly one; whatever else moves them means "anything may have cha
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import add
 from typing import Any
 
 import torch
@@ -96,19 +97,16 @@ class KeyColumn:
         seen = self._seen
         if seen is None or not index.is_cpu or (now := self.version_after_write(storage)) == seen:
             return
-        rows = index.reshape(-1)
+        rows = index if index.ndim == 1 else index.reshape(-1)
         if rows.shape[0] and int(rows.amin()) < 0:  # to choose rows takes ten times as long
             rows = rows[rows >= 0]
         if rows.shape[0] == 0:
             return
-        # One write through the storage raises each counter by one. If they moved any further,
-        # something else was written as well, and nobody knows where.
-        revision, *tensor = seen
-        expected: Version = (revision + 1,)
-        for version, address in zip(tensor[::2], tensor[1::2], strict=True):
-            expected += version + 1, address
         # First: an interrupt must not lose them.
         self._changes.note(rows, compat.length_of(storage))
+        # One write through the storage raises each counter by one. If they moved any further,
+        # something else was written as well, and nobody knows where.
+        expected = tuple(map(add, seen, (1, *(1, 0) * len(self._watched))))
         self._seen = now if now == expected else None
 
     def changed(self, storage: Storage) -> Int64[Tensor, "m"] | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from operator import is_
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "entry_of",
     "given_log_rewards",
     "has_hooks",
+    "holds",
     "leaves_of",
     "memmap_descriptor",
     "new_tensordict",
@@ -123,6 +125,14 @@ def plain_entries(rows: Any) -> dict[str, Tensor] | None:
         if type(value) is not Tensor:
             return None
     return entries
+
+
+def holds(rows: Any, entries: list[Any]) -> bool:
+    """Return whether a TensorDict still has these very entries (``_tensordict``)."""
+    if type(rows) is not TensorDict:
+        return True
+    held = rows._tensordict
+    return len(held) == len(entries) and all(map(is_, held.values(), entries))
 
 
 def without(rows: TensorDictBase, names: tuple[str, ...]) -> TensorDictBase:

@@ -161,6 +161,9 @@ class DiversityWriter(RewardPrioritizedWriter):
     def _compared(self) -> list[Features]:
         return [*super()._compared(), *([] if self._near is None else [self._near.features])]
 
+    def _written_directly(self, data: Rows) -> Int64[Tensor, "n"] | None:
+        return super()._written_directly(data) if self._near is None else None
+
     def _offer(
         self, data: Rows, key: Tensor, columns: list[Tensor], removed: Int64[np.ndarray, "m"]
     ) -> Moves:

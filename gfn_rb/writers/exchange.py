@@ -49,7 +49,7 @@ Tie = Literal["newest", "oldest"]
 _OFFERED, _WRITTEN = range(2)
 _AGES_BEFORE = 2**62  # what rows of unknown age are older by than the first row offered
 _NOTHING = np.zeros(0, np.int64)
-_NO_ROWS = torch.zeros(0, 1, dtype=torch.int64)
+NO_ROWS = torch.zeros(0, 1, dtype=torch.int64)
 
 
 class Moves(NamedTuple):
@@ -172,7 +172,7 @@ class RowExchange:
             return known
         n = compat.length_of(storage)
         key, features = np.empty(0), (self.objects, self.groups)
-        rows, tables = [_NO_ROWS.numpy(), _NO_ROWS.numpy()], [_NO_TABLE, _NO_TABLE]
+        rows, tables = [NO_ROWS.numpy(), NO_ROWS.numpy()], [_NO_TABLE, _NO_TABLE]
         if n:
             key = self.signed(self.column.values(storage)).cpu().to(torch.float64).numpy()
         for i, each in enumerate(features):
@@ -211,6 +211,28 @@ class RowExchange:
 
     # Exchanging rows.
 
+    def known(self, storage: Storage) -> KnownRows | None:
+        """Return what is known of the rows, None if it has to be read anew."""
+        if self.version is None or not is_laid_out(storage):
+            return None
+        return self._known if self.column.version(storage) == self.version else None
+
+    def addresses(self, storage: Storage, data: Rows | None) -> Int64[Tensor, "p"]:
+        """Return where a compiled loop writes rows, ``NO_SLOTS`` where it cannot."""
+        return self._memory.addresses(storage, data, self.ages(storage), self._counters)
+
+    def rules(self, is_signed: bool = True) -> Rules:
+        """Return the rules of an exchange, of :meth:`signed` keys or of those that rows have."""
+        return Rules(
+            int(self._counters.numpy()[_OFFERED]),
+            self.tie == "newest",
+            NOT_COMPARED if self.objects is None else self.on_duplicate,
+            self.per_group,
+            self.duplicate,
+            self._refused,
+            1 if is_signed or self.largest else -1,
+        )
+
     def offer(
         self,
         storage: Storage,
@@ -236,7 +258,7 @@ class RowExchange:
         Raises:
             NaNError: a key is NaN or an infinite reward. Nothing was changed.
         """
-        objects = groups = _NO_ROWS
+        objects = groups = NO_ROWS
         if self.objects is not None:
             # A callable of the user's may raise here: nothing has been changed yet.
             objects, *columns = columns or [self.objects(data)]
@@ -248,13 +270,13 @@ class RowExchange:
             0 if self.objects is None else objects.shape[1],
             0 if self.groups is None else groups.shape[1],
         ))  # fmt: skip
-        put = self._memory.addresses(storage, data, self.ages(storage), self._counters)
+        put = self.addresses(storage, data)
         return self._exchange(storage, known, value, objects, groups, removed, slot, put)
 
     def remove(self, storage: Storage, removed: Int64[np.ndarray, "m"]) -> PendingExchange:
         """Let rows leave, each slot given once."""
         known = self.sync(storage)
-        put = self._memory.addresses(storage, None, self.ages(storage), self._counters)
+        put = self.addresses(storage, None)
         no_key = torch.empty(0, dtype=torch.float64)
         objects, groups = (
             torch.zeros((0, max(width, 1)), dtype=torch.int64) for width in self._width
@@ -270,15 +292,7 @@ class RowExchange:
         size = 2 * n + len(removed) + int(known.slots.state[N_TWINS])
         results = torch.empty(N_RESULTS, size, dtype=torch.int64)
         results.numpy()[SLOT_OF, :n] = NO_SLOT if slot is None else slot
-        rules = Rules(
-            int(self._counters.numpy()[_OFFERED]),
-            self.tie == "newest",
-            NOT_COMPARED if self.objects is None else self.on_duplicate,
-            self.per_group,
-            self.duplicate,
-            self._refused,
-        )
-        offer = key, objects, groups, rules, leaving, results
+        offer = key, objects, groups, self.rules(), leaving, results
         pending = PendingExchange(storage, known.slots, results.numpy(), n, n_put > 0)
         if not n_put:
             self.version = None  # until the rows are written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +15,17 @@ from gfn_rb.arguments import as_keys, kind_of, require_key
 from gfn_rb.containers import convert
 from gfn_rb.containers.objects import object_columns
 from gfn_rb.errors import ArgumentError, KeyMismatchError, NaNError, ShapeError
-from gfn_rb.keys import ACTION, CONDITION, IS_BACKWARD, LENGTH, N_USES, NEXT, NEXT_STATE, STATE
+from gfn_rb.keys import (
+    ACTION,
+    CONDITION,
+    IS_BACKWARD,
+    IS_TERMINATING,
+    LENGTH,
+    N_USES,
+    NEXT,
+    NEXT_STATE,
+    STATE,
+)
 from gfn_rb.numerics.flat import equal_bits, flat_rows, on_host
 from gfn_rb.shapes import Int64, Rows, Shaped
 from gfn_rb.storages.column import Version
@@ -62,6 +72,14 @@ class Features:
         read = _READ_BY_DEFAULT if self.source is None else (self.source, CONDITION)
         # A callable may read all but the number of draws, which each draw changes.
         return name != N_USES if callable(self.source) else name in read
+
+    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey:
+        """Return the entry whose integers are these numbers, None if they are computed.
+
+        Args:
+            stored: the entries of the rows.
+        """
+        return None
 
     def _of(self, data: Rows) -> Tensor:
         if not callable(self.source):
@@ -132,6 +150,14 @@ class ObjectColumns(Features):
             raise ShapeError(f"{name} must return {n} fingerprints, one per item, got {len(rows)}")
         return rows if rows.ndim == 2 else rows[:, None]
 
+    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey:
+        """Return the entry whose integers these are, None if they are computed."""
+        if callable(self.source) or len(self._read) > 1 or self._encoded is not None:
+            return None
+        name = self._read[0]
+        beside = {ACTION, CONDITION, IS_TERMINATING} if name == STATE else set()
+        return _integers(stored, name) if beside.isdisjoint(stored) else None
+
     def reads(self, name: NestedKey) -> bool:
         """Return whether the numbers may depend on an entry; see :meth:`Features.reads`."""
         read = (STATE, LENGTH, IS_BACKWARD, CONDITION) if self._read == [STATE] else self._read
@@ -144,6 +170,18 @@ class EqualFeatures(Features):
     def __call__(self, data: Rows) -> Int64[Tensor, "n d"]:
         """Return one row per item."""
         return equal_bits(super().__call__(data))
+
+    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey:
+        """Return the entry whose integers these are, None if they are computed."""
+        if callable(self.source) or not {ACTION, CONDITION, NEXT}.isdisjoint(stored):
+            return None
+        return _integers(stored, STATE if self.source is None else self.source)
+
+
+def _integers(stored: Mapping[NestedKey, Tensor], name: NestedKey) -> NestedKey:
+    """Return the name of an entry that has vectors of integers, else None."""
+    entry = stored.get(name)
+    return name if entry is not None and entry.ndim == 2 and entry.dtype == torch.int64 else None
 
 
 def read_by_any(compared: list[Features], name: NestedKey) -> bool:

@@ -44,6 +44,7 @@ from gfn_rb.storages.sharing import (
 from gfn_rb.storages.state_folder import StateInFolder
 from gfn_rb.storages.tensors import require_rows
 from gfn_rb.writers.commit import commit_of
+from gfn_rb.writers.direct import DirectWrite
 from gfn_rb.writers.exchange import NO_MOVES, Moves, PendingExchange, RowExchange, Tie
 from gfn_rb.writers.features import Features, ObjectColumns, Unique, read_by_any, require_finite
 from gfn_rb.writers.rows import (
@@ -143,6 +144,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
         self._restored: dict[str, Any] | None = None  # a state, until there is a storage
         self._layout = RowLayout()
         self._exchange = RowExchange(KeyColumn(key), tie, largest)
+        self._direct = DirectWrite(self._exchange)
         if unique is not None:
             self.identify(unique)
         if group is not None:
@@ -178,6 +180,7 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
                 features.register_storage(self._storage)
         self._exchange.column.watch_also(partial(read_by_any, compared))
         self._exchange.version = None
+        self._direct = DirectWrite(self._exchange)
 
     def register_storage(self, storage: Storage) -> None:
         """Attach the storage to write to.
@@ -236,6 +239,8 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
             ArgumentError: an item identifies no object although ``unique`` is set, or a key is an
                 integer beyond 2^53.
         """
+        if (index := self._written_directly(data)) is not None:
+            return index
         # Before the lock, which others need not wait for while a batch on a device is fetched.
         data, key, columns = self.checked(data)
         if not key.shape[0]:
@@ -252,6 +257,14 @@ class RewardPrioritizedWriter(StateInFolder, Writer):
                 self.rejected[reason] += n
         index, device = torch.from_numpy(moves.slot.copy()), data.device
         return index if device is None else index.to(device, non_blocking=device.type != "cpu")
+
+    def _written_directly(self, data: Rows) -> Int64[Tensor, "n"] | None:
+        """Write a batch if it can be written as it came; see :class:`DirectWrite`."""
+        storage = self._storage
+        if storage is None or self.leaving is not None:
+            return None
+        with one_thread(storage), whole_write(storage, self):
+            return self._direct.write(storage, data, self.rejected)
 
     def _leaving(self, data: Rows) -> Int64[np.ndarray, "m"]:
         """Return the slots of rows that leave with a batch in any case, each once."""
