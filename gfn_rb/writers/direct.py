@@ -51,8 +51,8 @@ class DirectWrite(PendingWrite):
         self._columns: Any = None  # of the storage, when its entries were looked up
         self._has_keys = False
         self._rules = exchange.rules(is_signed=False)
-        self._objects: NestedKey = None  # an entry that is compared as it is
-        self._groups: NestedKey = None
+        self._objects: NestedKey | None = None  # an entry that is compared as it is
+        self._groups: NestedKey | None = None
         self._make_room(64)
 
     def _make_room(self, n: int) -> None:
@@ -137,7 +137,9 @@ class DirectWrite(PendingWrite):
         return DirectWrite, (self._exchange,)
 
 
-def _columns(features: Features | None, entry: NestedKey, data: Rows) -> Int64[Tensor, "n d"]:
+def _columns(
+    features: Features | None, entry: NestedKey | None, data: Rows
+) -> Int64[Tensor, "n d"]:
     """Return what rows are compared by; ``entry`` names one that is taken as it is."""
     if features is None:
         return NO_ROWS

@@ -73,7 +73,7 @@ class Features:
         # A callable may read all but the number of draws, which each draw changes.
         return name != N_USES if callable(self.source) else name in read
 
-    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey:
+    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey | None:
         """Return the entry whose integers are these numbers, None if they are computed.
 
         Args:
@@ -150,7 +150,7 @@ class ObjectColumns(Features):
             raise ShapeError(f"{name} must return {n} fingerprints, one per item, got {len(rows)}")
         return rows if rows.ndim == 2 else rows[:, None]
 
-    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey:
+    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey | None:
         """Return the entry whose integers these are, None if they are computed."""
         if callable(self.source) or len(self._read) > 1 or self._encoded is not None:
             return None
@@ -171,14 +171,14 @@ class EqualFeatures(Features):
         """Return one row per item."""
         return equal_bits(super().__call__(data))
 
-    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey:
+    def same_entry(self, stored: Mapping[NestedKey, Tensor]) -> NestedKey | None:
         """Return the entry whose integers these are, None if they are computed."""
         if callable(self.source) or not {ACTION, CONDITION, NEXT}.isdisjoint(stored):
             return None
         return _integers(stored, STATE if self.source is None else self.source)
 
 
-def _integers(stored: Mapping[NestedKey, Tensor], name: NestedKey) -> NestedKey:
+def _integers(stored: Mapping[NestedKey, Tensor], name: NestedKey) -> NestedKey | None:
     """Return the name of an entry that has vectors of integers, else None."""
     entry = stored.get(name)
     return name if entry is not None and entry.ndim == 2 and entry.dtype == torch.int64 else None
