@@ -24,7 +24,7 @@ from gfn_rb.kernels.exchange import (
     TARGET,
 )
 from gfn_rb.shapes import Int64, Rows
-from gfn_rb.storages.sharing import PendingWrite, begin, done
+from gfn_rb.storages.sharing import PendingWrite, begin
 from gfn_rb.writers.addresses import NO_SLOTS
 from gfn_rb.writers.exchange import NO_ROWS, RowExchange
 from gfn_rb.writers.features import Features
@@ -79,7 +79,7 @@ class DirectWrite(PendingWrite):
         """Offer a batch.
 
         Args:
-            storage: the storage, whose lock the caller holds.
+            storage: the storage, in a block of :class:`whole_write`.
             data: the batch, as it came.
             rejected: numbers of rejected rows by reason, to which those of the batch are added.
 
@@ -112,12 +112,10 @@ class DirectWrite(PendingWrite):
         results = self._results
         n_in = known.exchange(key, objects, groups, self._rules, NO_SLOTS, results, put)
         if n_in < 0:  # nothing was changed: the other way says why
-            done(storage)
             return None
         increment_version(exchange.written_tensors)
         self.finish()
         exchange.take_over(storage)
-        done(storage)
         if n_in < n:
             for reason, count in zip(rejected, state[N_REJECTED:], strict=True):
                 rejected[reason] += count
