@@ -471,13 +471,6 @@ def _prefetch_slot(slot, slots, table, is_filed):
 
 
 @inlined
-def _prefetch_entry(slot, table):
-    """Read ahead the entry of the row that a slot holds, whose code was read ahead before."""
-    code = max(np.int64(table.link[slot, CODE_OF]), np.int64(0))
-    prefetch(address_of(table.entry) + 8 * (code >> table.shift))
-
-
-@inlined
 def _set_free(slot, free, state):
     free[state[N_FREE]] = slot
     state[N_FREE] += 1
@@ -529,9 +522,6 @@ def _let_in(start, own, code, group_code, slot, free, slots, objects, groups, of
     if state[LENGTH] == len(held):
         for k in range(min(n, state[N_WORST], _TOP)):
             _prefetch_slot(slots.worst[k]["slot"], slots, objects, is_unique)
-        if is_unique:
-            for k in range(min(n, state[N_WORST], _TOP)):
-                _prefetch_entry(slots.worst[k]["slot"], objects)
     for j in range(start, 2 * n):
         i = j if j < n else j - n
         if is_unique and i + _AHEAD < n:
@@ -572,8 +562,6 @@ def _let_in(start, own, code, group_code, slot, free, slots, objects, groups, of
             if reason == WORST:  # the next to leave are most likely these
                 for k in range(1, min(5, state[N_WORST])):
                     _prefetch_slot(slots.worst[k]["slot"], slots, objects, is_unique)
-                if is_unique and state[N_WORST] > 0:  # its code was read ahead with the last row
-                    _prefetch_entry(slots.worst[0]["slot"], objects)
             if at >= 0:
                 _set_free(out, free, state)
             else:
