@@ -14,7 +14,7 @@ from operator import add
 from typing import Any
 
 import torch
-from tensordict import NestedKey, is_tensor_collection
+from tensordict import NestedKey, TensorDict, is_tensor_collection
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -26,6 +26,7 @@ from gfn_rb.storages.tensors import require_rows
 # What identifies a content: the storage's revision, then of each tensor watched its version and its
 # address, for it may be replaced by another.
 Version = tuple[int, ...]
+_FLOATS = torch.float32, torch.float64  # as loops read them
 _UNKNOWN = object()  # in place of the slots of a storage
 
 
@@ -76,6 +77,11 @@ class KeyColumn:
         if plain is None or compat.entry_in(storage, self.key) is not self._raw:
             plain = self._leaf(storage)
         return plain if n == plain.shape[0] else plain[:n]
+
+    def floats_of(self, data: TensorDict) -> Float[Tensor, "n"] | None:
+        """Return the key of each row of a batch if it can be read as it is, else None."""
+        key = compat.entry_of(data, self.key)
+        return key if key is not None and key.ndim == 1 and key.dtype in _FLOATS else None
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]
@@ -182,6 +188,10 @@ class EqualKeys(KeyColumn):
     def values(self, storage: Storage) -> Float[Tensor, "len"]:
         """Return zeros."""
         return torch.zeros(len(storage))
+
+    def floats_of(self, data: TensorDict) -> Float[Tensor, "n"]:
+        """Return zeros."""
+        return torch.zeros(data.batch_size[0])
 
     def _watch_own(self, storage: Storage) -> None:
         compat.open_shared(storage)

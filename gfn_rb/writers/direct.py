@@ -29,8 +29,6 @@ from gfn_rb.writers.addresses import NO_SLOTS
 from gfn_rb.writers.exchange import NO_ROWS, RowExchange
 from gfn_rb.writers.features import Features
 
-_KEY_DTYPES = torch.float32, torch.float64
-
 
 class DirectWrite(PendingWrite):
     """Writes batches for which nothing has to be converted, looked up or recorded first.
@@ -49,7 +47,6 @@ class DirectWrite(PendingWrite):
         self._exchange = exchange
         self._state = memoryview(b"")
         self._columns: Any = None  # of the storage, when its entries were looked up
-        self._has_keys = False
         self._rules = exchange.rules(is_signed=False)
         self._objects: NestedKey | None = None  # an entry that is compared as it is
         self._groups: NestedKey | None = None
@@ -64,8 +61,6 @@ class DirectWrite(PendingWrite):
         """Look up what is compared in the entries of a storage."""
         exchange, columns = self._exchange, compat.all_slots(storage)
         stored = compat.plain_entries(columns) or {}
-        key = stored.get(exchange.column.key)
-        self._has_keys = key is not None and key.ndim == 1 and key.dtype in _KEY_DTYPES
         self._objects, self._groups = (
             None if each is None else each.same_entry(stored)
             for each in (exchange.objects, exchange.groups)
@@ -93,14 +88,13 @@ class DirectWrite(PendingWrite):
             return None
         if compat.all_slots(storage) is not self._columns:
             self._look_up(storage)
-        n, put = data.batch_size[0], exchange.addresses(storage, data)
-        if not self._has_keys or put is NO_SLOTS or n == 0:
+        n, key, put = len(data), exchange.column.floats_of(data), exchange.addresses(storage, data)
+        if key is None or put is NO_SLOTS or n == 0:
             return None
         objects = _columns(exchange.objects, self._objects, data)
         groups = _columns(exchange.groups, self._groups, data)
         if objects.shape[1] != known.objects.width or groups.shape[1] != known.groups.width:
             return None
-        key = compat.entry_of(data, exchange.column.key)
         self.storage, self._state = storage, (state := known.state)
         before, self._n_calls = state[LENGTH], state[N_CALLS]
         if len(self._slots) < (size := 2 * n + state[N_TWINS]):

@@ -386,6 +386,9 @@ class UniqueFIFOWriter(RewardPrioritizedWriter):
         whole = {} if self.whole_groups is None else {"whole_groups": self.whole_groups}
         return {**super()._options(), **whole}
 
+    def _written_directly(self, data: Rows) -> Int64[Tensor, "n"] | None:
+        return super()._written_directly(data) if self._whole is None else None
+
     def _leaving(self, data: Rows) -> Int64[np.ndarray, "m"]:
         """Return the slots of rows that leave with a batch: too old ones, and whole groups."""
         removed, storage = super()._leaving(data), self._storage

@@ -8,6 +8,7 @@ from torchrl.data import TensorDictReplayBuffer
 
 from gfn_rb import (
     DiversityWriter,
+    FIFOWriter,
     RewardPrioritizedWriter,
     RowTensorStorage,
     SoftmaxRewardSampler,
@@ -25,11 +26,16 @@ WRITERS = {
     "objects in groups": {"unique": "state", "group": "goal", "per_group": 2, "largest": False},
     "computed": {"unique": lambda rows: rows["state"].sum(1)},
 }
-KINDS = [*WRITERS, "far apart"]
+KINDS = [*WRITERS, "far apart", "newest"]
 
 
 def buffer(kind: str) -> TensorDictReplayBuffer:
-    rows = DiversityWriter() if kind == "far apart" else RewardPrioritizedWriter(**WRITERS[kind])
+    if kind == "newest":
+        rows = FIFOWriter(unique="state", group="goal", per_group=6)
+    else:
+        rows = (
+            DiversityWriter() if kind == "far apart" else RewardPrioritizedWriter(**WRITERS[kind])
+        )
     return TensorDictReplayBuffer(
         storage=RowTensorStorage(20), writer=rows, sampler=SoftmaxRewardSampler(), batch_size=8
     )
