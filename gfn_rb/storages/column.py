@@ -81,7 +81,9 @@ class KeyColumn:
     def floats_of(self, data: TensorDict) -> Float[Tensor, "n"] | None:
         """Return the key of each row of a batch if it can be read as it is, else None."""
         key = compat.entry_of(data, self.key)
-        return key if key is not None and key.ndim == 1 and key.dtype in _FLOATS else None
+        if key is None or key.ndim != 1 or key.dtype not in _FLOATS:
+            return None
+        return key if key.is_contiguous() and not key.is_neg() else None
 
     def write(
         self, storage: Storage, index: Int64[Tensor, "m"], value: Shaped[Tensor, "m"]

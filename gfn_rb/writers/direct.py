@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import NestedKey, TensorDict
@@ -23,6 +23,7 @@ from gfn_rb.kernels.exchange import (
     SLOT_OF,
     TARGET,
 )
+from gfn_rb.numerics.flat import on_host
 from gfn_rb.shapes import Int64, Rows
 from gfn_rb.storages.sharing import PendingWrite, begin
 from gfn_rb.writers.addresses import NO_SLOTS
@@ -48,6 +49,7 @@ class DirectWrite(PendingWrite):
         self._state = memoryview(b"")
         self._columns: Any = None  # of the storage, when its entries were looked up
         self._rules = exchange.rules(is_signed=False)
+        self._runs_user_code = False  # to read what is compared
         self._objects: NestedKey | None = None  # an entry that is compared as it is
         self._groups: NestedKey | None = None
         self._make_room(64)
@@ -63,6 +65,10 @@ class DirectWrite(PendingWrite):
         stored = compat.plain_entries(columns) or {}
         self._objects, self._groups = (
             None if each is None else each.same_entry(stored)
+            for each in (exchange.objects, exchange.groups)
+        )
+        self._runs_user_code = any(
+            each is not None and callable(each.source)
             for each in (exchange.objects, exchange.groups)
         )
         self._rules = exchange.rules(is_signed=False)
@@ -95,6 +101,10 @@ class DirectWrite(PendingWrite):
         groups = _columns(exchange.groups, self._groups, data)
         if objects.shape[1] != known.objects.width or groups.shape[1] != known.groups.width:
             return None
+        if self._runs_user_code:  # which may have changed the batch, or the storage
+            put = exchange.addresses(storage, data)
+            if exchange.known(storage) is not known or put is NO_SLOTS or len(data) != n:
+                return None
         self.storage, self._state = storage, (state := known.state)
         before, self._n_calls = state[LENGTH], state[N_CALLS]
         if len(self._slots) < (size := 2 * n + state[N_TWINS]):
@@ -135,5 +145,5 @@ def _columns(
     """Return what rows are compared by; ``entry`` names one that is taken as it is."""
     if features is None:
         return NO_ROWS
-    columns: Tensor = features(data) if entry is None else compat.entry_of(data, entry)
-    return columns.contiguous()
+    columns = on_host(features(data))[0] if entry is None else compat.entry_of(data, entry)
+    return cast(Tensor, columns).resolve_neg().contiguous()

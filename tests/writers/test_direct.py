@@ -26,6 +26,7 @@ WRITERS = {
     "objects in groups": {"unique": "state", "group": "goal", "per_group": 2, "largest": False},
     "computed": {"unique": lambda rows: rows["state"].sum(1)},
 }
+NOISE = torch.arange(4) * -50.0
 KINDS = [*WRITERS, "far apart", "newest"]
 
 
@@ -97,9 +98,11 @@ def test_both_ways_write_the_same_rows(kind, dtype, taken, monkeypatch):
         lambda rows: rows.set("index", torch.arange(4)),
         lambda rows: rows.set("log_reward", rows["log_reward"].requires_grad_()),
         lambda rows: rows.set("state", rows["state"].to(torch.int32).to(torch.int64).T.clone().T),
-        lambda rows: rows.set("log_reward", rows["log_reward"].view(4, 1).expand(4, 1)[:, 0]),
+        lambda rows: rows.set("log_reward", torch.stack([rows["log_reward"], NOISE], 1)[:, 0]),
+        lambda rows: rows.set("log_reward", torch._neg_view(-rows["log_reward"])),
+        lambda rows: rows.set("state", torch.stack([rows["state"], rows["state"] + 9], 1)[:, 0]),
     ],
-    ids=["bookkeeping", "gradients", "columns", "strides"],
+    ids=["bookkeeping", "gradients", "columns", "strides", "negatives", "strided objects"],
 )
 def test_other_batches_are_written_too(change):
     generator = torch.Generator().manual_seed(0)
@@ -115,6 +118,10 @@ def test_other_batches_are_written_too(change):
     assert (index >= 0).all()
     assert torch.equal(rb[index]["state"], expected["state"])
     assert torch.equal(rb[index]["log_reward"], expected["log_reward"])
+    # What the writer compares by is what the rows have.
+    known = torch.from_numpy(rb.writer._exchange.keys[: len(rb)].copy())
+    assert torch.equal(known, rb[:]["log_reward"].double())
+    assert torch.equal(rb.writer.slots_of(expected), index)
 
 
 def test_refused_batches_change_nothing(taken):
@@ -145,3 +152,23 @@ def test_columns_of_other_code_are_written_to():
     rows["log_reward"][:], rows["goal"][:] = 9.0, 77
     index = rb.extend(rows)
     assert rb[index]["goal"].item() == 77
+
+
+def test_user_code_may_change_the_batch(taken):
+    """Rows that a callable replaces are written as it left them."""
+
+    def rounded(rows):
+        rows["goal"] = rows["goal"] + 100
+        return rows["state"].sum(1)
+
+    generator = torch.Generator().manual_seed(0)
+    writer = RewardPrioritizedWriter(unique=rounded)
+    rb = TensorDictReplayBuffer(storage=RowTensorStorage(20), writer=writer, batch_size=8)
+    for _ in range(4):
+        rb.extend(batch(8, torch.float32, generator))
+    assert taken[-1]
+    rows = batch(1, torch.float32, generator)
+    rows["log_reward"][:] = 9.0
+    goal = int(rows["goal"])
+    index = rb.extend(rows)
+    assert int(rb[index]["goal"]) == goal + 100
