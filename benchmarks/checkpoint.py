@@ -15,7 +15,7 @@ One percent of the rows, written to a journal on disk, is compared with a whole 
 without. A journal that syncs each extend is also compared with the floor of that, the same bytes
 appended to a file and synced: relative to extends without a journal, its time is that of the disk.
 
-    python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--folder .] [--store]
+    python -m benchmarks.checkpoint [--gigabytes 1] [--seconds 60] [--least 3] [--store]
 """
 
 from __future__ import annotations
@@ -297,6 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="per table")
+    parser.add_argument("--least", type=int, default=3, help="rounds of each table in any case")
     parser.add_argument("--folder", type=Path, default=Path())
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the figures here")
     parser.add_argument("--store", action="store_true", help="keep them in benchmarks/results")
@@ -304,7 +305,7 @@ def main() -> None:
     logging.getLogger("torchrl").setLevel(logging.WARNING)  # it logs a line for every storage
     rb = full_buffer(1e9 * options.gigabytes)
     nbytes = sum(tensor.nbytes for tensor in tensors_of(rb).values())
-    effort = Effort(seconds=options.seconds, least=3, most=15, warmup=1)
+    effort = Effort(seconds=options.seconds, least=options.least, most=15, warmup=1)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         print(f"{len(rb):,} rows, {nbytes / 1e9:.2f} GB; medians of paired runs")
@@ -319,7 +320,7 @@ def main() -> None:
             timed = extenders(folder, opened)
             parts["extend"] = compare(timed, _EXTENDS, effort, JOURNALS)
         places = [options.json, RESULTS / "checkpoint.json" if options.store else None]
-        facts = {"gigabytes": options.gigabytes, "seconds": options.seconds}
+        facts = {name: vars(options)[name] for name in ("gigabytes", "seconds", "least")}
         for path in filter(None, places):
             store(path, "checkpoint", parts, facts)
     finally:

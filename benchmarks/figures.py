@@ -46,11 +46,11 @@ NOT_COMPARED = ("journal, always, against extend",)
 """The latency of a disk, relative to a call that needs none."""
 LIMIT = 600  # seconds of a command
 TIMED = {
-    "groups": ["--parts", "extend", "prompts", "--effort", "0.3"],
+    "groups": ["--parts", "extend", "prompts", "--effort", "0.2"],
     "interop": ["--parts", "best", "--effort", "0.3"],
     "rollout": ["--parts", "forward", "backward", "--effort", "0.2"],
-    "local": ["--parts", "cycle", "--effort", "0.3"],
-    "checkpoint": ["--seconds", "5"],
+    "local": ["--parts", "cycle", "--effort", "0.2"],
+    "checkpoint": ["--seconds", "2", "--least", "1"],
 }
 """What one process of each is given."""
 LEARNED = tuple(DEFAULTS[task] for task in ("tfbind8", "qm9", "hypergrid_8"))

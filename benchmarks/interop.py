@@ -10,10 +10,17 @@ thread; see :mod:`benchmarks.timing` for how a ratio is measured. It needs torch
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
+
+from benchmarks.records import NO_TORCHGFN
+
+if find_spec("gfn") is None:
+    sys.exit(NO_TORCHGFN)
 
 import gfn.containers
 import torch

@@ -6,13 +6,15 @@ of ``benchmarks/results/BENCHMARK.json``, of the rows whose names end in SUFFIX.
 ``index``, "all". Tables of ``many_ranks`` have times, that of ``figures`` what ``make figures``
 found, of ``training`` CPU times of steps. Of ``diffusion``, PART is a share of the paper's
 iterations. A part that is not stored keeps its table, which must say that it is older than the
-code, or that it is not measured.
+code, or that it is not measured. A file that cannot be read, or is of a newer format, is named in a
+line, and no page is written.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -23,7 +25,7 @@ from benchmarks.published.defaults import DEFAULTS
 from benchmarks.published.page import PEERS
 from benchmarks.published.runs import Result, load, modes_at, spread
 from benchmarks.published.sceptic import SCEPTIC
-from benchmarks.records import RESULTS, ROOT, age, read
+from benchmarks.records import RESULTS, ROOT, RecordError, age, read
 from benchmarks.sceptic import page as sceptic
 
 OLD = "Measured before results were stored: older than the code."
@@ -41,12 +43,24 @@ _COMPARISON = re.compile(
 
 
 def main() -> None:
-    """Write every page whose figures have changed."""
+    """Write every page whose figures have changed; none if a file of results cannot be read."""
+    unreadable = [*_unreadable(RESULTS)]
+    if unreadable:
+        sys.exit("\n".join(unreadable))
     for page in PAGES:
         text = page.read_text()
         if (new := rendered(text)) != text:
             page.write_text(new)
             print(f"wrote {page.relative_to(ROOT)}")
+
+
+def _unreadable(folder: Path) -> Iterator[str]:
+    """Yield a line for each file of results that cannot be read."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            read(path)
+        except RecordError as error:
+            yield str(error)
 
 
 def rendered(text: str) -> str:

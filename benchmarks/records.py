@@ -29,6 +29,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "numba", "torchgfn", "cpprb", "ribs")
 
+NO_TORCHGFN = "torchgfn must be installed for this benchmark: pip install 'gfn_rb[bench]'"
+_CONTENT = {"parts", "results", "runs", "arms", "measured"}
+"""What a file of results has one of."""
 _BUFFERS = (
     *("gfn_rb/writers", "gfn_rb/samplers", "gfn_rb/kernels", "gfn_rb/numerics", "gfn_rb/buffers"),
     *("gfn_rb/storages", "gfn_rb/torchrl_compat"),
@@ -65,7 +68,9 @@ CODE: dict[str, tuple[str, ...]] = {
     "learning": (*_LEARNING, "benchmarks/learning.py"),
     "published": (
         *_LEARNING,
-        *("benchmarks/published", "benchmarks/sceptic", "benchmarks/fifty_lines.py"),
+        *("benchmarks/published/defaults.py", "benchmarks/published/landscapes.py"),
+        *("benchmarks/published/rows.py", "benchmarks/published/runs.py"),
+        *("benchmarks/published/sceptic.py", "benchmarks/sceptic", "benchmarks/fifty_lines.py"),
     ),
     "language_model": (*_LEARNING, "benchmarks/language_model.py"),
     "distributed_learning": (*_LEARNING, "gfn_rb/remote", "gfn_rb/transports"),
@@ -132,7 +137,7 @@ def read(path: Path) -> Any:
     """Return what a file of results holds, None if there is no file.
 
     Raises:
-        RecordError: it is no JSON, or of a newer format.
+        RecordError: it is no JSON, has no results, or is of a newer format.
     """
     if not path.exists():
         return None
@@ -140,6 +145,8 @@ def read(path: Path) -> Any:
         report = json.loads(path.read_text())
     except ValueError as error:
         raise RecordError(f"{path.name} must be a file of results, got no JSON: {error}") from None
+    if not (isinstance(report, list) or (isinstance(report, dict) and _CONTENT & report.keys())):
+        raise RecordError(f"{path.name} must have one of {', '.join(sorted(_CONTENT))}, got none")
     for each in _records(report):
         if (found := each.get("format")) != FORMAT:
             raise RecordError(f"{path.name} must be of format {FORMAT}, got {found!r}")

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
+
+from benchmarks.records import NO_TORCHGFN
+
+if find_spec("gfn") is None:
+    sys.exit(NO_TORCHGFN)
+
 import torch
 from gfn.containers import Trajectories
 from gfn.env import DiscreteEnv

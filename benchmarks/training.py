@@ -17,11 +17,18 @@ from __future__ import annotations
 
 import argparse
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+
+from benchmarks.records import NO_TORCHGFN
+
+if find_spec("gfn") is None:
+    sys.exit(NO_TORCHGFN)
 
 import numpy as np
 import torch

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,13 +99,36 @@ def test_a_figure_is_old_once_the_code_that_it_measures_changes(tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "got no JSON"), ('{"measured": {"format": 2}}', "must be of format 1, got 2")],
+    [
+        ("{", "got no JSON"),
+        ('{"measured": {"format": 2}}', "must be of format 1, got 2"),
+        ("{}", "must have one of arms, measured, parts, results, runs, got none"),
+        ("3", "must have one of"),
+    ],
 )
-def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, text, words):
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, monkeypatch, text, words):
     (tmp_path / "local.json").write_text(text)
     with pytest.raises(records.RecordError, match=words) as caught:
         records.read(tmp_path / "local.json")
     assert len(str(caught.value).splitlines()) == 1
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "PAGES", [tmp_path / "is not read"])
+    with pytest.raises(SystemExit, match=words) as ended:
+        pages.main()
+    assert len(str(ended.value).splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["interop", "rollout", "training"])
+def test_a_benchmark_whose_peer_is_not_installed_ends_by_one_line(name):
+    code = f"import sys, runpy; sys.modules['gfn'] = None; runpy.run_module('benchmarks.{name}')"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=records.ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "torchgfn must be installed for this benchmark: pip install 'gfn_rb[bench]'\n"
+    )
 
 
 def test_the_code_of_each_benchmark_is_there():

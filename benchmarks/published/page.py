@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import StrMethodFormatter
 
-from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS, TUNED
+from benchmarks.published.defaults import CHOSEN_ON, DEFAULTS, TOO_COSTLY, TUNED
 from benchmarks.published.rows import ROWS, Figure, Row
 from benchmarks.published.runs import Result, ages, is_met, load, modes_at, typical
 from benchmarks.published.sceptic import ARMS, SCEPTIC, TASKS
@@ -116,7 +116,10 @@ def _by_default(folder: Path) -> list[str]:
     lines = [
         "### Default options",
         "",
-        "`python -m benchmarks.published defaults_TASK`; figures with tuned options in brackets.",
+        "`python -m benchmarks.published defaults_TASK`; figures with tuned options in brackets, "
+        "where the published rows have some. Those of "
+        f"{', '.join(f'`{task}`' for task in TOO_COSTLY)} take over seven CPU minutes a run, and "
+        "are not measured at these calls.",
         "",
         f"| TASK | task | calls | {' | '.join(titles)} | seeds | CPU s per run | |",
         "| --- " * 9 + "|",
@@ -144,7 +147,9 @@ def _beside_fifty_lines(folder: Path) -> list[str]:
         "### Fifty lines of code",
         "",
         "The same loop and options, with `benchmarks/fifty_lines.py` as the buffer "
-        "(`python -m benchmarks.published fifty_lines_ARM_TASK`): what it stores and draws.",
+        "(`python -m benchmarks.published fifty_lines_ARM_TASK`): what it stores and draws. "
+        "Tasks are some of those that the defaults were chosen on, whose runs take at most 90 CPU "
+        "seconds.",
         "",
         f"| task | figure | {' | '.join(titles)} |",
         "| --- " * (2 + len(titles)) + "|",
