@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tensordict import TensorDictBase
 
-from gfn_rb.codec.layout import FRAME, PREFIX_NBYTES, Content, Prefix, sealed_head
+from gfn_rb.codec.layout import FRAME, Content, Prefix, sealed_head
 from gfn_rb.codec.primitives import Buffer, LazyBuffer, Secret, one_line, sums_of
 from gfn_rb.codec.values import Decoder, Encoder
 from gfn_rb.errors import ArgumentError, ShapeError, WireCorruptError, WireError, WireSchemaError
@@ -101,7 +101,7 @@ def decode_frame(data: Shaped[np.ndarray, "n"], secret: Secret | None = None) ->
     """
     prefix, running = Prefix.checked(data.data, "a frame", FRAME, secret)
     name = f"a frame of kind {prefix.kind}"
-    if (n_text := prefix.texts_end - PREFIX_NBYTES) > MAX_TEXT_NBYTES:
+    if (n_text := prefix.structure_nbytes + prefix.meta_nbytes) > MAX_TEXT_NBYTES:
         raise WireCorruptError(f"{name} has {n_text} bytes of text; expected at most 16 MiB")
     try:
         content = Content(data, prefix, running, name)

@@ -79,6 +79,9 @@ class Layout:
         # From the end of the head.
         self.large, self.body_nbytes = self._placed(large, int)
         self.tail_nbytes = self.body_nbytes + -(-self.body_nbytes // BLOCK) * SUM_NBYTES
+        # Where each tensor begins, from that same multiple of 64.
+        self.starts = {i: start for i, start, _ in self.small}
+        self.starts |= {i: self.small_nbytes + start for i, start, _ in self.large}
 
     def _placed(self, numbers: list[int], begin: Any) -> tuple[list[Place], int]:
         places, end = [], 0
@@ -188,7 +191,8 @@ class Prefix(NamedTuple):
         """Compare sizes and checksum; return the hash of the head with the secret."""
         if self.nbytes != len(data):
             raise WireCorruptError(f"{name} has {len(data)} bytes; expected {self.nbytes}")
-        if not (texts_end := self.texts_end) <= self.head_nbytes <= self.nbytes:
+        texts_end = PREFIX_NBYTES + self.structure_nbytes + self.meta_nbytes
+        if not texts_end <= self.head_nbytes <= self.nbytes:
             raise WireCorruptError(
                 f"{name} has a head of {self.head_nbytes} bytes with texts up to {texts_end}; "
                 f"expected it to hold the texts, and to lie within {self.nbytes}"
@@ -209,11 +213,6 @@ class Prefix(NamedTuple):
         came, running = _head_sum(head, secret)
         _WORD.pack_into(head, _SUM_AT, came)
         return running
-
-    @property
-    def texts_end(self) -> int:
-        """Where the metadata ends, in bytes."""
-        return PREFIX_NBYTES + self.structure_nbytes + self.meta_nbytes
 
 
 def _head_sum(head: memoryview, secret: Secret | None) -> tuple[int, RunningHash]:
@@ -239,8 +238,8 @@ class Content:
         self, data: Shaped[np.ndarray, "n"], prefix: Prefix, running: RunningHash, name: str
     ) -> None:
         self._data, self._running, self._name = data, running, name
-        view, texts_end = data.data, prefix.texts_end
-        meta_at = PREFIX_NBYTES + prefix.structure_nbytes
+        view, meta_at = data.data, PREFIX_NBYTES + prefix.structure_nbytes
+        texts_end = meta_at + prefix.meta_nbytes
         self.layout = layout = _layout_of(bytes(view[PREFIX_NBYTES:meta_at]))
         self._head_nbytes = head_nbytes = layout.head_nbytes(texts_end)
         nbytes = head_nbytes + layout.tail_nbytes
@@ -250,10 +249,7 @@ class Content:
                 f"{nbytes} and {head_nbytes}"
             )
         self.nodes: dict[str, Any] = dict(from_text(view[meta_at:texts_end]))
-        small = head_nbytes - layout.small_nbytes
-        self._starts = {i: small + start for i, start, _ in layout.small}
-        for i, start, _ in layout.large:
-            self._starts[i] = head_nbytes + start
+        self._tensors_at = head_nbytes - layout.small_nbytes
 
     def verify(self, map_blocks: Callable[..., Any] = map) -> None:
         """Raise unless the body is as its checksums say; ``map_blocks`` may be an executor's."""
@@ -275,7 +271,7 @@ class Content:
     def tensor(self, i: int, device: torch.device | None = None) -> Tensor:
         """Return a tensor as a view of the bytes, or as a copy on a device."""
         (_, dtype, shape), size = self.layout.fields[i], self.layout.sizes[i]
-        start = self._starts[i]
+        start = self._tensors_at + self.layout.starts[i]
         if device is None and dtype in _NUMPY and size and dtype is not torch.bool:
             # In a third of the time that torch takes to make a view.
             return torch.from_numpy(np.ndarray(shape, _NUMPY[dtype], self._data, start))

@@ -43,8 +43,10 @@ class Encoder:
         self._path.append(name)
         if len(self._path) > _DEPTH + 2:
             raise ValueError(f"{''.join(self._path)[:80]}...: nested over {_DEPTH} deep")
-        alike = (each for each in (np.generic, NonTensorStack) if isinstance(value, each))
-        kind = next(alike, type(value))
+        kind = type(value)
+        if kind not in _ENCODERS and kind not in _PLAIN:
+            bases = (each for each in (np.generic, NonTensorStack) if isinstance(value, each))
+            kind = next(bases, kind)
         if kind in _PLAIN:
             node = value
             if kind is int and value.bit_length() > _MAX_BITS:
@@ -156,9 +158,11 @@ class Decoder:
         if device is not None:
             device = _CPU if device == "cpu" else self._accelerator
         size, names = torch.Size(content["batch_size"]), content.get("names")
-        keys, kinds = ({*map(type, each)} for each in (entries, entries.values()))
-        is_plain = device is names is None and keys == {str} and kinds <= {Tensor, TensorDict}
-        if is_plain and {each.shape[: len(size)] for each in entries.values()} == {size}:
+        is_plain, ndim = device is names is None and len(entries) > 0, len(size)
+        for key, each in entries.items():
+            fits = type(each) in (Tensor, TensorDict) and each.shape[:ndim] == size
+            is_plain = is_plain and type(key) is str and fits
+        if is_plain:
             return new_tensordict(entries, size)  # the constructor would look at each again
         return TensorDict(entries, size, device=device, names=names)
 

@@ -127,7 +127,8 @@ def terminating_states(
     Returns:
         The states, and a mask over them, or None for all; None if the rows are transitions.
     """
-    held = set(dict(rows.items()))  # cheaper than of keys()
+    entries = dict(rows.items())  # cheaper than keys()
+    held = set(entries)
     if STATE not in held:
         raise KeyMismatchError(f"items lack {STATE!r}: they hold {sorted(map(str, held))}")
     if held >= {ACTION, LENGTH}:
@@ -135,7 +136,7 @@ def terminating_states(
     if ACTION in held:
         return None
     whole = _one_per_row(rows, IS_TERMINATING, at) if IS_TERMINATING in held else None
-    return _some(entry_of(rows, STATE), at), whole
+    return _some(entries[STATE], at), whole
 
 
 def stand_alone(rows: TensorDictBase) -> bool:

@@ -366,11 +366,12 @@ class ManagerClient(NamesGoneOptions):
         meta, rank, number = message.meta, message.source, _number(message)
         if message.rows is not None:  # first, as the manager feeds them only once
             try:
-                with answer_of(rank):
-                    check_rows(message.rows)
-                    self._feed(message.rows)
+                check_rows(message.rows)
+                self._feed(message.rows)
             except RemoteError as unfed:
                 self._errors.append(unfed)
+            except Exception as nonsense:
+                self._errors.append(_nonsense(rank, nonsense))
         share = self.sent.get(number)
         if share is None or share.manager != rank:
             return  # given up earlier
@@ -478,4 +479,6 @@ def answer_of(rank: int) -> Iterator[None]:
 
 
 def _nonsense(rank: int, error: Exception) -> RemoteError:
-    return RemoteError(rank, f"its answer makes no sense: {one_line(error)[:500]}")
+    found = RemoteError(rank, f"its answer makes no sense: {one_line(error)[:500]}")
+    found.__cause__ = error
+    return found

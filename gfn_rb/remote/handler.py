@@ -330,8 +330,10 @@ class MessageHandler:
 
     def _exchange_rows(self) -> None:
         """Send the other managers what they do not know, where that is due."""
+        if self._exchange is None:
+            return
         is_last = self._n_workers == 0
-        if self._exchange is None or not self._exchange.is_due(is_last):
+        if not self._exchange.is_due(is_last):
             return
         self._watch.switch("feed")
         for rank, error in self._exchange.send(is_last):

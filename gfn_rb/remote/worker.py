@@ -251,7 +251,7 @@ class ReplayBufferWorker(ManagerClient):
         """
         if self.mode == "deferred":  # for the reply to the last batch
             self.wait()
-        if self.mode == "nonblocking" or len(self.managers) < len(self.membership):
+        if self.mode == "nonblocking" or self.membership.n_present < len(self.membership):
             # Also of lost managers that may be back.
             self.collect()
         ready = self.membership.present  # replies may have been overdue, and their managers lost

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -237,10 +238,9 @@ class Transport(ABC):
         """
         self._check("source", source, tag)
         seconds = checked_timeout(timeout) if timeout else 0.0
-        found = self._find(source, tag)  # without the cost of a wait
-        if found is not None or not seconds:
-            return found
-        return self._wait(lambda: self._find(source, tag), seconds)
+        if not seconds:  # without the cost of a wait
+            return self._find(source, tag)
+        return self._wait(partial(self._find, source, tag), seconds)
 
     def recv(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None
