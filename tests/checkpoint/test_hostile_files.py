@@ -70,10 +70,12 @@ class Parts:
 
     def __init__(self, content):
         prefix = Prefix.read(memoryview(content), "it")
-        self.structure = json.loads(content[64 : 64 + prefix.structure_nbytes])
-        self.meta = json.loads(content[64 + prefix.structure_nbytes : prefix.texts_end])
+        meta_at = 64 + prefix.structure_nbytes
+        texts_end = meta_at + prefix.meta_nbytes
+        self.structure = json.loads(content[64:meta_at])
+        self.meta = json.loads(content[meta_at:texts_end])
         self.prefix = prefix
-        self.small = bytearray(content[-(-prefix.texts_end // 64) * 64 : prefix.head_nbytes])
+        self.small = bytearray(content[-(-texts_end // 64) * 64 : prefix.head_nbytes])
         self.body = bytearray(content[prefix.head_nbytes :])[:-8]
 
     def sealed(self):
